@@ -73,7 +73,6 @@ class SplitScan:
     can be read. unreadable: column -> why it cannot be read.
     """
 
-    path: Path
     rows: int
     ids: NDArray[Any] | None
     vectors: Mapping[str, VectorColumn]
@@ -107,7 +106,7 @@ def scan_split(path: Path) -> SplitScan:
         for name in schema.names
         if name not in COLUMNS and may_be_vectors(schema.field(name).type, or_text=False)
     }
-    return SplitScan(path, rows, others.pop("id", None), vectors, others, unreadable)
+    return SplitScan(rows, others.pop("id", None), vectors, others, unreadable)
 
 
 def _scan_vectors(path: Path, opened: list[pq.ParquetFile], name: str, rows: int) -> VectorColumn:

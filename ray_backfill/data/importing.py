@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -428,8 +429,7 @@ def _write_part(path: Path, tables: Iterator[pa.Table | None], advance: Callable
     def write(temporary: Path) -> None:
         plain = [field.name for field in first.schema if not is_vectors(field.type)]
         with pq.ParquetWriter(temporary, first.schema, write_page_checksum=True, use_dictionary=plain) as writer:
-            writer.write_table(first)
-            for table in some:
+            for table in chain([first], some):
                 writer.write_table(table)
 
     write_whole(path, write)

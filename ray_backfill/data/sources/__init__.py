@@ -83,13 +83,11 @@ def one_line(what: str) -> Iterator[None]:
 
 
 def skipping(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The batches without the first rows."""
+    """The batches without the first rows, in pieces of at most ``BATCH_ROWS``."""
     for batch in batches:
-        if rows >= len(batch):
-            rows -= len(batch)
-            continue
-        yield batch.slice(rows)
-        rows = 0
+        for first in range(rows, len(batch), BATCH_ROWS):
+            yield batch.slice(first, BATCH_ROWS)
+        rows = max(0, rows - len(batch))
 
 
 @contextmanager

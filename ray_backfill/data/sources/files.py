@@ -85,9 +85,7 @@ def _open_arrow(system: pa.fs.FileSystem, files: Files) -> _Table:
     def batches(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for file in files:
             with system.open_input_file(file.path) as opened:
-                for batch in _arrow_batches(opened):
-                    for first in range(0, len(batch), BATCH_ROWS):
-                        yield batch.slice(first, BATCH_ROWS).select(list(names))
+                yield from (batch.select(list(names)) for batch in _arrow_batches(opened))
 
     schemas = []
     for file in files:
@@ -125,9 +123,7 @@ def _open_text(delimiter: str, system: pa.fs.FileSystem, files: Files) -> _Table
             # The type of a column is that of the first block of the first file, so that an id is text everywhere.
             types = {field.name: field.type for field in schema}
             try:
-                for batch in opened(file, include_columns=list(names), column_types=types):
-                    for first in range(0, len(batch), BATCH_ROWS):
-                        yield batch.slice(first, BATCH_ROWS)
+                yield from opened(file, include_columns=list(names), column_types=types)
             except pa.ArrowInvalid as error:
                 if "invalid UTF8" not in str(error):
                     raise
