@@ -51,14 +51,11 @@ def open_images(settings: Settings) -> ImageSource:
         raise InputError(f"gldv2: unknown queries {settings.queries!r}; known: {', '.join(_USAGES)}")
     root = settings.folder
     require_folders(settings, root, _FOLDERS.values())
-    ids, splits = {}, {}
-    ids["train"], labels_N = _train(settings)
-    splits["train"] = Items(np.arange(len(labels_N)), labels_N)
-    ids["gallery"], labels_N = _index(settings)
-    splits["gallery"] = Items(np.arange(len(labels_N)), labels_N)
-    ids["queries"], positives_Q = _queries(settings, ids["gallery"])
-    n_queries = len(positives_Q)
-    splits["queries"] = Items(np.arange(n_queries), np.full(n_queries, -1), positives_N=positives_Q)
+    (train, train_N), (gallery, gallery_N) = _train(settings), _index(settings)
+    queries, positives_Q = _queries(settings, gallery)
+    ids = {"train": train, "gallery": gallery, "queries": queries}
+    splits = {split: Items(np.arange(len(of)), of) for split, of in (("train", train_N), ("gallery", gallery_N))}
+    splits["queries"] = Items(np.arange(len(queries)), np.full(len(queries), -1), positives_N=positives_Q)
     paths = pa.concat_arrays([_paths(ids[split], folder) for split, folder in _FOLDERS.items()])
     firsts = np.cumsum([0, *(len(ids[split]) for split in _FOLDERS)])[:-1]
     positions = {split: first + splits[split].ids_N for split, first in zip(_FOLDERS, firsts, strict=True)}

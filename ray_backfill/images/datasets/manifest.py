@@ -12,7 +12,7 @@ Shapes: N rows of the manifest; P of them in a split; C classes.
 
 import csv
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +66,8 @@ def open_images(settings: Settings) -> ImageSource:
     """
     check_own_images(settings)
     table = _Table.read(settings.root)
-    names, labels_N = _number_labels(table.coded["label"])
+    names, _ = _by_name(table.coded["label"], _UNKNOWN)
+    labels_N = _coded({name: number for number, name in enumerate(names)}, table.coded["label"])
     split_N = _split_of_rows(table, names, labels_N, settings)
     groups_N, cameras_N = (_numbers(table.coded[name]) if name in table.coded else None for name in ("group", "camera"))
     _check_rows(table, split_N, labels_N, cameras_N)
@@ -213,28 +214,19 @@ def _first_repeated(keys_N: NDArray[np.int64]) -> tuple[int, int] | None:
     return int(np.flatnonzero(keys_N == keys_N[second])[0]), second
 
 
-def _are_integers(values: list[str]) -> bool:
-    return all(
-        len(value) <= 19 and value.removeprefix("-").isdecimal() and abs(int(value)) < 1 << 63 for value in values
+def _by_name(column: pa.DictionaryArray, unknown: Sequence[str]) -> tuple[list[str], bool]:
+    """The column's texts, sorted, as numbers if all are 64-bit integers; and whether they are. Without unknown."""
+    texts = [text for text in column.dictionary.to_pylist() if text not in unknown]
+    are_numbers = all(
+        len(text) <= 19 and text.removeprefix("-").isdecimal() and abs(int(text)) < 1 << 63 for text in texts
     )
-
-
-def _by_name(values: list[str]) -> list[str]:
-    """The values sorted, as numbers if all are numbers, otherwise as text."""
-    return sorted(values, key=lambda value: (int(value), value)) if _are_integers(values) else sorted(values)
-
-
-def _number_labels(column: pa.DictionaryArray) -> tuple[list[str], NDArray[np.int64]]:
-    """The names of the C classes, and (N,) index of each row's class, -1 if unknown."""
-    names = _by_name([value for value in column.dictionary.to_pylist() if value not in _UNKNOWN])
-    return names, _coded({name: i for i, name in enumerate(names)}, column)
+    return sorted(texts, key=lambda text: (int(text) if are_numbers else 0, text)), are_numbers
 
 
 def _numbers(column: pa.DictionaryArray) -> NDArray[np.int64]:
     """(N,) the column's integers, or the ranks of its sorted texts; -1 if empty."""
-    names = _by_name([value for value in column.dictionary.to_pylist() if value])
-    is_number = _are_integers(names)
-    return _coded({name: int(name) if is_number else i for i, name in enumerate(names)}, column)
+    names, are_numbers = _by_name(column, ("",))
+    return _coded({name: int(name) if are_numbers else i for i, name in enumerate(names)}, column)
 
 
 def _coded(number_of: dict[str, int], column: pa.DictionaryArray) -> NDArray[np.int64]:
