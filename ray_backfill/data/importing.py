@@ -112,13 +112,13 @@ def import_split(path: Path, texts: Sequence[str], names: ColumnNames, drop_brok
         for name in (source.name for source in sources if not source.tells_changes):
             say(f"note: {name} does not tell whether its vectors have changed since; --overwrite imports them again")
         return path
-    matched = match(sources, names.id, drop_broken)
+    stays, partner, unmatched = _match(sources, names.id, drop_broken)
     unfinished = path.with_name(f".{path.name}.unfinished")
     begin_stage(unfinished, key, overwrite=True)
     remove_halves(unfinished)
     try:
-        left_out = _Import(sources, columns, matched, drop_broken).write_parts(unfinished)
-        _finish(unfinished, path, [*matched.left_out, *left_out])
+        left_out = _Import(sources, columns, stays, partner, drop_broken).write_parts(unfinished)
+        _finish(unfinished, path, [*unmatched, *left_out])
     except BrokenRowsError:  # with these rows there is nothing to continue
         shutil.rmtree(unfinished)
         raise
@@ -179,23 +179,12 @@ def _is_there(path: Path, key: RunKey, overwrite: bool) -> bool:
     raise other_settings(path, difference)
 
 
-@dataclass(frozen=True)
-class Matched:
-    """The rows of the first source that stay, and their partners.
-
-    stays: (N,) whether a row of the first source stays. partner: (N,) the row of the second source with the same id, -1
-    if there is none; None with a single source. left_out: (id, reason) of rows that do not stay, of either source.
-    """
-
-    stays: NDArray[np.bool_]
-    partner: NDArray[np.int64] | None
-    left_out: tuple[tuple[str, str], ...]
-
-
-def match(sources: Sequence[Source], id_column: str, drop_broken: bool) -> Matched:
+def _match(
+    sources: Sequence[Source], id_column: str, drop_broken: bool
+) -> tuple[NDArray[np.bool_], NDArray[np.int64] | None, list[tuple[str, str]]]:
     """Read the ids of one or two sources. Cost: memory for the ids.
 
-    drop_broken: whether rows without an id or with an id that came before are left out instead of refused.
+    Returns ``stays`` and ``partner`` of ``_Import``, and (id, reason) of the rows that do not stay, of either source.
 
     Raises:
         InputError: Ids are missing or repeated, of different types, or no id is in both sources.
@@ -204,7 +193,7 @@ def match(sources: Sequence[Source], id_column: str, drop_broken: bool) -> Match
     stays, *_ = [_firsts(source, ids, id_column, drop_broken) for source, ids in zip(sources, found, strict=True)]
     left_out = _without(found[0], ~stays)
     if len(sources) == 1:
-        return Matched(stays, None, tuple(left_out))
+        return stays, None, left_out
     if found[0].type != found[1].type:
         raise InputError(
             f"the ids of {sources[0].name} are {in_words(found[0].type)} and those of {sources[1].name} "
@@ -217,7 +206,7 @@ def match(sources: Sequence[Source], id_column: str, drop_broken: bool) -> Match
     stays &= there >= 0
     if not stays.any():
         raise InputError(f"no id of {sources[0].name} is in {sources[1].name}; compare the ids, and --id")
-    return Matched(stays, there, tuple(left_out))
+    return stays, there, left_out
 
 
 def _ids(source: Source, column: str) -> pa.Array:
@@ -285,11 +274,16 @@ _Batch = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Import:
-    """What is imported: the sources, the columns to take by their contract names, and the rows that belong together."""
+    """What is imported: the sources, the columns to take by their contract names, and the rows that belong together.
+
+    stays: (N,) whether a row of the first source stays. partner: (N,) the row of the second source with the same id, -1
+    if there is none; None with a single source. drop_broken: leave out rows without a usable vector or id.
+    """
 
     sources: Sequence[Source]
     columns: dict[str, Taken]
-    matched: Matched
+    stays: NDArray[np.bool_]
+    partner: NDArray[np.int64] | None
     drop_broken: bool
 
     def batches(self, skip: int) -> Iterator[_Batch]:
@@ -299,9 +293,9 @@ class _Import:
             for number in range(len(self.sources))
         ]
         streams = [_in_order(self.sources[0], of_each[0], skip)]
-        if (partner := self.matched.partner) is not None:
-            is_aligned = np.array_equal(partner, np.arange(len(partner)))  # the same order, none missing
-            read = _in_order if is_aligned else partial(_by_partner, partner)
+        if self.partner is not None:
+            is_aligned = np.array_equal(self.partner, np.arange(len(self.partner)))  # the same order, none missing
+            read = _in_order if is_aligned else partial(_by_partner, self.partner)
             streams.append(read(self.sources[1], of_each[1], skip))
         for found in zip(*streams, strict=False):
             yield {ours: column for batch in found for ours, column in batch.items()}
@@ -309,7 +303,7 @@ class _Import:
     def table(self, batch: _Batch, first: int, note: PartNote) -> pa.Table | None:
         """The rows of a batch that stay, in the types of the data contract; None if none has vectors of every model."""
         ids = _plain(batch["id"])
-        stays = self.matched.stays[first : first + len(ids)].copy()
+        stays = self.stays[first : first + len(ids)].copy()
         made: dict[str, pa.Array] = batch | {"id": ids}
         for model in (model for model in MODELS if model in batch):
             read = batch[model]
@@ -339,7 +333,7 @@ class _Import:
 
     def write_parts(self, folder: Path) -> list[tuple[str, str]]:
         """Write the parts that are missing; returns (id, reason) of the rows that were left out for their vectors."""
-        n_rows = len(self.matched.stays)
+        n_rows = len(self.stays)
         done = 0
         while _note(folder, done).exists():
             done += 1
