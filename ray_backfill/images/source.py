@@ -77,7 +77,8 @@ class ImageSource(Protocol):
         """Decode the given rows of ``split`` (positions in ``items(split)``). Never raises for a broken image."""
 
     def names(self, split: str, rows: NDArray[np.int64]) -> list[str] | None:
-        """The user's names of these images, such as paths below the root; None if they have no names."""
+        """The user's names of these images, such as paths below the root; None, as here, if they have no names."""
+        return None
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON-able: changes when any image, label or split may have changed. Cheap (no decoding)."""

@@ -42,7 +42,7 @@ class Settings(PublishedSettings):
 
 
 @dataclass
-class _Cifar:
+class _Cifar(ImageSource):
     settings: Settings
     files: dict[str, Path]
     image_size: int
@@ -71,10 +71,6 @@ class _Cifar:
             image = Image.fromarray(np.ascontiguousarray(pixels))
             resized_B[i] = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0))
         return Pixels(resized_B)
-
-    def names(self, split: str, rows: NDArray[np.int64]) -> list[str] | None:
-        """None: the binary version has no names."""
-        return None
 
     def fingerprint(self) -> dict[str, Any]:
         """A checksum of all labels and pixels. Cost: reads 184 MB on the first call."""

@@ -66,7 +66,7 @@ class Settings:
 
 
 @dataclass
-class _Landmarks:
+class _Landmarks(ImageSource):
     settings: Settings
     image_size: int
     splits: tuple[str, ...] = SPLITS
@@ -106,10 +106,6 @@ class _Landmarks:
         items = self.items(split)
         s = self.settings
         return Pixels(render(s.seed, items.ids_N[rows], items.labels_N[rows], s.image_size, s.difficulty))
-
-    def names(self, split: str, rows: NDArray[np.int64]) -> list[str] | None:
-        """None: images have no names."""
-        return None
 
     def fingerprint(self) -> dict[str, Any]:
         return {"dataset": "landmarks", "renderer": _RENDERER_VERSION, **asdict(self.settings)}
