@@ -16,6 +16,8 @@ from ray_backfill.core.errors import InputError, input_error_in, local_path
 from ray_backfill.core.run_lock import locked
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from ray_backfill.compare.report import Results
     from ray_backfill.data.folder import EmbeddingFolder
     from ray_backfill.forecast.report import ForecastResults
@@ -23,10 +25,15 @@ if TYPE_CHECKING:
     from ray_backfill.learn.training.settings import FitSettings
     from ray_backfill.workers.settings import Context
 
+    Arrays = ArrayLike | tuple[ArrayLike | None, ArrayLike]
+
 
 def simulate(
-    data: "str | Path | EmbeddingFolder",
+    data: "str | Path | EmbeddingFolder | None" = None,
     *,
+    old: "Arrays | None" = None,
+    new: "Arrays | None" = None,
+    label: "Arrays | None" = None,
     out: str | Path | None = None,
     methods: str | Sequence[str] = "recommended",
     orders: str | Sequence[str] = "random",
@@ -47,19 +54,30 @@ def simulate(
     shards: int = 0,
     overwrite: bool = False,
 ) -> "Results":
-    """Compare upgrade methods on a folder of embeddings, as ``ray-backfill simulate --data`` does.
+    """Compare upgrade methods on a folder of embeddings, as ``ray-backfill simulate --data`` does, or on arrays.
+
+    >>> results = rb.simulate(old=(old_queries, old_gallery), new=(new_queries, new_gallery))
+    >>> results.show()
 
     The other arguments are the command's options of these names, see ``Evaluation``; ``methods()``, ``orders()`` and
     ``merges()`` list the names. The old and the new model always take part.
 
     Args:
         data: Folder of embeddings (``write_folder``), or what ``read_folder`` returned for it.
+        old: Instead of a folder, the old model's embeddings of the queries and of the gallery: two arrays, (Q, d) and
+            (N, d). One array is a gallery whose items query the others.
+        new: The new model's embeddings of the same queries and items; its d may differ.
+        label: Labels of the queries and of the gallery, (Q,) and (N,). Without labels and ``truth``, right answers are
+            what the new model finds first ("new-top1"), and figures are provisional.
         out: Folder of the run; by default a temporary one, deleted at the end. The same call continues a run that was
             stopped and reuses finished stages; further methods, orders and merges extend its results.
         fits: How maps between the models are trained; by default as on the command line.
         device: "cpu" or "cuda" for the replay, with the same results.
         shards: Gallery shards, each a Ray actor; 0 replays in this process unless the gallery is too large for it.
         overwrite: Replace what ``out`` has of other settings or other data.
+
+    Maps and merges are fitted on the folder's train split. Without one, and so with arrays, they are fitted on a random
+    sample of the gallery.
 
     Returns:
         Curves, summary and differences. ``results.manifest.left_out`` names what the folder had no data for, and why.
@@ -70,7 +88,33 @@ def simulate(
     how = _tuples(methods=methods, orders=orders, merges=merges, metrics=metrics, truth=truth, slices=slices)
     how |= _tuples(cutoffs=cutoffs) | {"points": points, "distance": distance, "margin": margin, "filter": filter}
     how |= {"order_seed": order_seed, "permutations": permutations, "embed_per_query": embed_per_query}
-    return _simulate(data, out, how, fits, {"device": device, "shards": shards}, overwrite)
+    given = {"old": old, "new": new, "label": label}
+    place = {"device": device, "shards": shards}
+    if data is not None and all(each is None for each in given.values()):
+        return _simulate(data, out, how, fits, place, overwrite)
+    if data is not None or old is None or new is None:
+        raise InputError("give a folder of embeddings, or old=(queries, gallery) and new=(queries, gallery)")
+    if label is None and not truth:
+        how |= {"truth": ("new-top1",)}
+    with ExitStack() as stack:
+        to = local_path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
+        return _simulate(_written(to / "arrays", given), to, how, fits, place, overwrite)
+
+
+def _written(path: Path, given: "Mapping[str, Arrays | None]") -> Path:
+    """Write arrays of queries and gallery as a folder of embeddings. given: column name -> arrays."""
+    from ray_backfill.data.write import write_folder
+
+    there = {name: each for name, each in given.items() if each is not None}
+    pairs = {name: each if isinstance(each, tuple) else (None, each) for name, each in there.items()}
+    if any(len(pair) != 2 for pair in pairs.values()):
+        raise InputError("old, new and label are each one array, of the gallery, or two: (queries, gallery)")
+    queries = {name: of_queries for name, (of_queries, _) in pairs.items() if of_queries is not None}
+    gallery = {name: of_gallery for name, (_, of_gallery) in pairs.items() if of_gallery is not None}
+    if queries and len(queries) < len(pairs):
+        lacking = next(name for name in pairs if name not in queries)
+        raise InputError(f"{lacking} has no array for the queries; give {lacking}=(queries, gallery)")
+    return write_folder(path, gallery, queries or None)
 
 
 def _tuples(**lists: Any) -> dict[str, Any]:

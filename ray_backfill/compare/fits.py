@@ -254,7 +254,7 @@ def tune_stage(
         values = trials_of(method.fit.space, settings, settings.tune)
         trials = [
             Trial(
-                method.name, with_values(settings, each), evaluation.distance, folder.path,
+                method.name, with_values(settings, each), evaluation.distance, folder.train_path,
                 out / method.name / str(number), metric, evaluation.order_seed,
             )
             for number, each in enumerate(values)

@@ -283,12 +283,12 @@ def train_maps(
             assert method.fit is not None
             method.fit.check(data, settings[method.name], together.number)
         if not has_gpus():
-            jobs = [MapJob(m.name, settings[m.name], distance, folder.path, out / m.name) for m in methods]
+            jobs = [MapJob(m.name, settings[m.name], distance, folder.train_path, out / m.name) for m in methods]
             fit_side_by_side(jobs, folder.train_bytes, shown, workers.max_failures)
             return
         with shown_in(shown) as board:
             config = {
-                "data": str(folder.path),
+                "data": str(folder.train_path),
                 "models": tuple(data.vectors),
                 "methods": [method.name for method in methods],
                 "settings": {method.name: settings[method.name] for method in methods},

@@ -262,15 +262,29 @@ def _notes(
     bands: Mapping[str, Band], distance: str,
 ) -> tuple[str, ...]:  # fmt: skip
     """Sentences about what is wrong with the data, besides those about the right answers."""
-    has_fits = any(method.fit for method in methods)
+    is_fitted = any(method.fit for method in methods)
     on_train, few = fitted_on_train_note(folder, methods, merges), ""
     about_bands = _bands_note(bands, merges, distance, has_train=folder.train is not None)
-    leaks = leakage_notes(folder, truth, has_fits or any(merge.uses_train for merge in merges))
-    if has_fits and folder.train is not None:
+    uses_train = is_fitted or any(merge.uses_train for merge in merges)
+    leaks = leakage_notes(folder, truth, uses_train)
+    sampled = _sample_note(folder) if uses_train else ()
+    if is_fitted and folder.train is not None:
         dims = max(vectors.shape[1] for vectors in folder.train.vectors.values())
         few = few_items_per_dimension(len(folder.train), dims)
     lacking = f"Fitted methods learned from {few}. {FIT_NOISE}. Methods that look bad here may only lack train items."
-    return (*about_bands, *leaks, *([lacking] if few else []), *on_train)
+    return (*about_bands, *leaks, *sampled, *([lacking] if few else []), *on_train)
+
+
+def _sample_note(folder: EmbeddingFolder) -> tuple[str, ...]:
+    """A sentence for the report if the folder is fitted on a sample of its gallery."""
+    if folder.sample_path is None:
+        return ()
+    items = sum(len(table) for table in (folder.train, folder.validation) if table is not None)
+    share = 100 * items / len(folder.gallery)
+    return (
+        f"The folder has no train split. Maps and merges were fitted on {items:,} of the {len(folder.gallery):,} "
+        f"gallery items ({share:.2g} %), chosen at random and embedded by both models. They stay in the gallery.",
+    )
 
 
 def _bands_of(folder: EmbeddingFolder, distance: str) -> dict[str, Band]:

@@ -6,6 +6,7 @@ Ray is imported only if something is trained or replayed over shards.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ from ray_backfill.compare.write import (
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, step
 from ray_backfill.core.stages import OtherSettingsError, is_finished, settle
-from ray_backfill.data.folder import read_folder
+from ray_backfill.data.division import fit_rows
+from ray_backfill.data.folder import EmbeddingFolder, read_folder
+from ray_backfill.data.write import with_train
 from ray_backfill.engine.replay import check_device
 from ray_backfill.learn.methods import RECALLS, Method, find_methods, models_of
 from ray_backfill.learn.training.settings import FitSettings
@@ -85,14 +88,14 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
     """
     settle(out, files())
     models = models_of(named.methods)
-    folder = read_folder(data, models)
+    folder = _read(data, models, context.out)
     truth, named = resolve_truth(folder, named, from_images)
     if RECOMMENDED in named.evaluation.methods and folder.queries is not None and folder.queries.label is None:
         # Judged queries without labels, as text has: there maps and rank merge often lose, and a cascade gains.
         named = named.with_method(*find_methods((f"cascade@{RECALLS}",)))
     both = joined(named, out)
     if (needed := models_of(both.methods)) != models:
-        folder = read_folder(data, needed)
+        folder = _read(data, needed, context.out)
     try:
         check_can_be_extended(out, folder, truth.ground, both, recorded_settings(fits, context.chosen))
         _say_what_is_kept(out, named, both)
@@ -101,6 +104,19 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
             raise
         both = named
     return resolve_with(truth, folder, both, fits, from_images)
+
+
+def _read(data: Path, models: Sequence[str], out: Path) -> EmbeddingFolder:
+    """The folder, with a sample of its gallery as train split if it has none of its own.
+
+    The sample has no labels: what is learned from the labels of the gallery says nothing about other items.
+    """
+    folder = read_folder(data, models)
+    if folder.train is not None:
+        return folder
+    gallery = folder.gallery
+    rows = fit_rows(len(gallery), max(vectors.shape[1] for vectors in gallery.vectors.values()))
+    return with_train(folder, replace(gallery.take(rows), label=None), out / "fitted_on") if len(rows) else folder
 
 
 def _say_what_is_kept(out: Path, named: Named, both: Named) -> None:

@@ -1,6 +1,6 @@
-"""Divides a train split into the items that everything is fitted on and the validation part, which no fit sees.
+"""Chooses items: the validation part of a train split, which no fit sees, and samples.
 
-Shapes: N items of the train split.
+Shapes: N items of the split.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,9 @@ from ray_backfill.engine.systems import IntArray
 # Share of the train items that is held out, and the most and fewest items of the part.
 SHARE, MOST, FEWEST = 0.1, 20_000, 50
 _SEED = 0
+# Size of a sample of the gallery that maps are fitted on: at most this share of it, and no more than the linear maps
+# gain from (docs/results/sampled_train.md).
+_OF_GALLERY, _PER_DIMENSION, _ENOUGH = 0.2, 8, 2000
 
 
 def held_out(label_N: NDArray[Any] | None, n: int) -> NDArray[np.bool_]:
@@ -63,3 +66,11 @@ def drawn_rows(label_N: NDArray[Any] | None, n: int, most: int, seed: int) -> In
     chosen = drawn[: max(2, int(np.searchsorted(np.cumsum(sizes[drawn]), most, side="right")))]
     rows = np.flatnonzero(np.isin(class_N, chosen))
     return rows if len(rows) <= most else np.sort(rng.choice(rows, most, replace=False))
+
+
+def fit_rows(n: int, dims: int) -> IntArray:
+    """Return the rows of a gallery of n items to fit maps of at most ``dims`` dimensions on; none if these are few."""
+    size = min(int(_OF_GALLERY * n), max(_ENOUGH, _PER_DIMENSION * dims))
+    if size < FEWEST:
+        return np.empty(0, np.int64)
+    return np.sort(np.random.default_rng(_SEED).choice(n, size, replace=False))

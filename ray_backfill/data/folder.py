@@ -218,6 +218,8 @@ class EmbeddingFolder:
     """Model name -> (V, N, d) embeddings of V further views of each train item; empty if there are none."""
     validation: EmbeddingTable | None = None
     """Items that no map is fitted on: ``validation.parquet``, or a part of the train split. None: too few for that."""
+    sample_path: Path | None = None
+    """Where a train split that is a sample of the gallery is stored; None: the train split is the folder's own."""
 
     def __repr__(self) -> str:
         splits = {name: getattr(self, name) for name in ("gallery", "queries", "train", "validation")}
@@ -230,6 +232,11 @@ class EmbeddingFolder:
         """Size of the train vectors and their further views."""
         vectors = (self.train.vectors if self.train else {}, self.train_views)
         return sum(each.nbytes for of_model in vectors for each in of_model.values())
+
+    @property
+    def train_path(self) -> Path:
+        """The folder from which fits read the train split again."""
+        return self.sample_path or self.path
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ def leakage_notes(folder: EmbeddingFolder, truth: GroundTruth, is_fitted: bool) 
     Cost: a pass over the embeddings, and sorts of 8 bytes an item.
     """
     gallery, queries = folder.gallery, folder.queries
+    is_fitted = is_fitted and folder.sample_path is None  # a sample of the gallery has a sentence of its own
     fitted = {"train": folder.train, "validation": folder.validation} if is_fitted else {}
     learned = {name: table for name, table in fitted.items() if table is not None}
     if queries is None and not learned:

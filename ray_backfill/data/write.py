@@ -1,6 +1,7 @@
 """Writes what ``read_folder`` reads: folders from arrays, and single Parquet files."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +15,7 @@ from ray_backfill.core.errors import InputError, local_path
 from ray_backfill.core.schema import write_checked
 from ray_backfill.core.stages import write_whole
 from ray_backfill.data.columns import MODELS
-from ray_backfill.data.folder import SPLITS, read_folder
+from ray_backfill.data.folder import SPLITS, EmbeddingFolder, EmbeddingTable, read_folder, read_train
 from ray_backfill.data.vectors import is_vectors
 from ray_backfill.engine.systems import as_array
 
@@ -112,6 +113,20 @@ def _column(split: str, name: str, values: Any) -> pa.Array:
         raise InputError(f"{what} cannot be written: {str(error).splitlines()[0]}") from error
     wanted = "two dimensions, one row an item" if name in MODELS else "one value an item, or vectors"
     raise InputError(f"{what} must have {wanted}; got shape {array.shape}")
+
+
+def with_train(folder: EmbeddingFolder, items: EmbeddingTable, place: Path) -> EmbeddingFolder:
+    """Return the folder with these items as its train split. They are written to ``place``, where fits read them again.
+
+    Raises:
+        InputError: The disk is full.
+    """
+    columns = {"id": pa.array(items.id)} | {model: vector_column(each) for model, each in items.vectors.items()}
+    if items.label is not None:
+        columns["label"] = pa.array(items.label)
+    write_parquet(place / "train.parquet", pa.table(columns))
+    split = read_train(place, tuple(items.vectors))
+    return replace(folder, train=split.train, validation=split.validation, sample_path=place)
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:

@@ -5,15 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say
-from ray_backfill.data.folder import EmbeddingFolder, read_train
+from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.data.importing import plain_ids
 from ray_backfill.data.sources import Source, open_source
 from ray_backfill.data.vectors import FINE, PROBLEMS, ZERO, decode
-from ray_backfill.data.write import vector_column, write_parquet
+from ray_backfill.data.write import with_train
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.forecast.models import KnownItems
 from ray_backfill.forecast.sample import PILOT, Sample, StoredSample, free_pairs, positions_of
@@ -142,12 +141,6 @@ def with_stand_ins(folder: EmbeddingFolder, given: NewEmbeddings) -> EmbeddingFo
 
 def with_pilot(folder: EmbeddingFolder, given: NewEmbeddings, place: Path) -> EmbeddingFolder:
     """The folder with the pilot as its train split, which is written to ``place``, where fits read it again."""
-    pilot = given.known.position[given.known.pilot]
-    rows = folder.gallery.take(pilot)
-    columns = {"id": pa.array(rows.id), "old": vector_column(folder.gallery.old[pilot])}
-    columns["new"] = vector_column(given.new[given.known.pilot])
-    if rows.label is not None:
-        columns["label"] = pa.array(rows.label)
-    write_parquet(place / "train.parquet", pa.table(columns))
-    split = read_train(place)
-    return replace(folder, path=place, train=split.train, validation=split.validation)
+    pilot = given.known.pilot
+    rows = folder.gallery.take(given.known.position[pilot])
+    return with_train(folder, replace(rows, vectors={"old": rows.old, "new": given.new[pilot]}), place)
