@@ -16,16 +16,13 @@ from ray_backfill.core.errors import InputError, input_error_in, local_path
 from ray_backfill.core.run_lock import locked
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
     from ray_backfill.compare.report import Results
     from ray_backfill.data.folder import EmbeddingFolder
+    from ray_backfill.data.write import Arrays
     from ray_backfill.forecast.report import ForecastResults
     from ray_backfill.learn.methods import Method
     from ray_backfill.learn.training.settings import FitSettings
     from ray_backfill.workers.settings import Context
-
-    Arrays = ArrayLike | tuple[ArrayLike | None, ArrayLike]
 
 
 def simulate(
@@ -94,27 +91,13 @@ def simulate(
         return _simulate(data, out, how, fits, place, overwrite)
     if data is not None or old is None or new is None:
         raise InputError("give a folder of embeddings, or old=(queries, gallery) and new=(queries, gallery)")
+    from ray_backfill.data.write import write_arrays
+
     if label is None and not truth:
         how |= {"truth": ("new-top1",)}
     with ExitStack() as stack:
         to = local_path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
-        return _simulate(_written(to / "arrays", given), to, how, fits, place, overwrite)
-
-
-def _written(path: Path, given: "Mapping[str, Arrays | None]") -> Path:
-    """Write arrays of queries and gallery as a folder of embeddings. given: column name -> arrays."""
-    from ray_backfill.data.write import write_folder
-
-    there = {name: each for name, each in given.items() if each is not None}
-    pairs = {name: each if isinstance(each, tuple) else (None, each) for name, each in there.items()}
-    if any(len(pair) != 2 for pair in pairs.values()):
-        raise InputError("old, new and label are each one array, of the gallery, or two: (queries, gallery)")
-    queries = {name: of_queries for name, (of_queries, _) in pairs.items() if of_queries is not None}
-    gallery = {name: of_gallery for name, (_, of_gallery) in pairs.items() if of_gallery is not None}
-    if queries and len(queries) < len(pairs):
-        lacking = next(name for name in pairs if name not in queries)
-        raise InputError(f"{lacking} has no array for the queries; give {lacking}=(queries, gallery)")
-    return write_folder(path, gallery, queries or None)
+        return _simulate(write_arrays(to / "arrays", given), to, how, fits, place, overwrite)
 
 
 def _tuples(**lists: Any) -> dict[str, Any]:

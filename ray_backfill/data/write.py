@@ -19,6 +19,8 @@ from ray_backfill.data.folder import SPLITS, EmbeddingFolder, EmbeddingTable, re
 from ray_backfill.data.vectors import is_vectors
 from ray_backfill.engine.systems import as_array
 
+# Of the queries and of the gallery, or of a gallery whose items query the others.
+Arrays = ArrayLike | tuple[ArrayLike | None, ArrayLike | None]
 Columns = Mapping[str, ArrayLike | Iterable[Any]] | pd.DataFrame
 # Columns of lists that are no vectors -> what the lists hold.
 _LISTS = {"positives": "gallery ids", "ignored": "gallery ids", "grades": "numbers"}
@@ -74,6 +76,42 @@ def write_folder(
         for name in tables:
             (Path(temporary) / f"{name}.parquet").replace(path / f"{name}.parquet")
     return path
+
+
+def load_array(path: Path | None) -> NDArray[Any] | None:
+    """Map the array in a file of numpy (.npy); None for None. Raises InputError if the file cannot be read."""
+    if path is None:
+        return None
+    try:
+        array: NDArray[Any] = np.load(local_path(path), mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; give a file that numpy.save wrote (.npy)") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path} holds no array ({error}); give a file that numpy.save wrote (.npy)") from error
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path} holds several arrays; give a file that numpy.save wrote (.npy)")
+    return array
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, Arrays | None]) -> Path:
+    """Write arrays of queries and gallery as a folder of embeddings without a train split.
+
+    Args:
+        path: As for ``write_folder``, and so are the errors.
+        arrays: Column ("old", "new", "label") -> (queries, gallery), or one array of a gallery that queries itself.
+    """
+    pairs = {
+        name: each if isinstance(each, tuple) else (None, each) for name, each in arrays.items() if each is not None
+    }
+    if any(len(pair) != 2 for pair in pairs.values()):
+        raise InputError("old, new and label are each one array, of the gallery, or two: (queries, gallery)")
+    queries = {name: of_queries for name, (of_queries, _) in pairs.items() if of_queries is not None}
+    gallery = {name: of_gallery for name, (_, of_gallery) in pairs.items() if of_gallery is not None}
+    for split, columns in {"queries": queries, "gallery": gallery}.items():
+        if columns and len(columns) < len(pairs):
+            lacking = next(name for name in pairs if name not in columns)
+            raise InputError(f"{lacking} has no array for the {split}; old, new and label need the same splits")
+    return write_folder(path, gallery, queries or None)
 
 
 def _table(split: str, columns: Columns, models: Sequence[str]) -> pa.Table:

@@ -1,15 +1,16 @@
 """``ray-backfill simulate`` and ``drill``: a backfill replayed, and one under traffic."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 from ray_backfill.cli import absolute, shown
-from ray_backfill.cli.options import Options
+from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.cli.runs import FolderJob, RecipeJob, Run, check_names, names_folder, prepared, run_options, running
 from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.core.errors import InputError
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.learn.methods import POLICIES, all_methods
 from ray_backfill.learn.training.settings import FitSettings
@@ -33,6 +34,28 @@ class SimulateFolderJob(FolderJob):
     drop_broken: bool = False
     """Leave rows out that have no id or a duplicate one, or a vector that is missing, zero or not finite, instead of
     refusing the folder. OUT/cleaned then holds a copy without them, and lists them."""
+    place: ReplayPlace = field(default_factory=ReplayPlace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateArraysJob(Run):
+    """A comparison on arrays: files of numpy (.npy). Maps are fitted on a random sample of the gallery."""
+
+    old_gallery: Path
+    """The old model's embeddings of the gallery, (N, d)."""
+    new_gallery: Path
+    """The new model's embeddings of the same items, (N, d); its d may differ."""
+    old_queries: Path | None = None
+    """The old model's embeddings of the queries; None: the items of the gallery query the others."""
+    new_queries: Path | None = None
+    """The new model's embeddings of the same queries."""
+    gallery_labels: Path | None = None
+    """Labels of the gallery, (N,). Without labels and --truth, right answers are what the new model finds first."""
+    query_labels: Path | None = None
+    """Labels of the queries."""
+    evaluation: Evaluation = field(default_factory=Evaluation.of_folder)
+    fits: FitSettings = field(default_factory=FitSettings)
+    workers: Workers = field(default_factory=Workers)
     place: ReplayPlace = field(default_factory=ReplayPlace)
 
 
@@ -60,13 +83,20 @@ class ScaleJob(Run):
 
 def simulate_options(arguments: Sequence[str]) -> Options:
     """The options for a folder of embeddings, for the synthetic gallery, or for a recipe."""
+    names = {argument.split("=")[0] for argument in arguments}
+    if arrays := sorted(names & {"--old-gallery", "--new-gallery", "--old-queries", "--new-queries"}):
+        if "--data" in names:
+            raise InputError(f"give --data or {arrays[0]}, not both")
+        return Options(
+            SimulateArraysJob(out=Path("runs/arrays"), old_gallery=REQUIRED, new_gallery=REQUIRED), arguments
+        )
     is_full = "--scale=full" in arguments or ("--scale", "full") in pairwise(arguments)
     if is_full and not names_folder(arguments):
         return Options(ScaleJob(out=Path("runs/full")), arguments)
     return run_options(arguments, SimulateFolderJob, SimulateJob)
 
 
-def run_simulate(job: SimulateFolderJob | ScaleJob | SimulateJob) -> None:
+def run_simulate(job: SimulateFolderJob | SimulateArraysJob | ScaleJob | SimulateJob) -> None:
     """Run, and print the table and the path of the report."""
     check_names(job)
     from ray_backfill.compare.report import print_first_table, print_table
@@ -80,6 +110,22 @@ def run_simulate(job: SimulateFolderJob | ScaleJob | SimulateJob) -> None:
             if job.drop_broken:
                 data = cleaned(data, context.out / "cleaned", context.overwrite)
             results = evaluate_folder(data, job.evaluation, job.fits, context, show_first=print_first_table)
+    elif isinstance(job, SimulateArraysJob):
+        from ray_backfill.compare.run import evaluate_folder
+        from ray_backfill.data.write import load_array, write_arrays
+
+        files = {
+            "old": (job.old_queries, job.old_gallery),
+            "new": (job.new_queries, job.new_gallery),
+            "label": (job.query_labels, job.gallery_labels),
+        }
+        arrays = {name: (load_array(q), load_array(g)) for name, (q, g) in files.items() if q or g}
+        how = job.evaluation
+        if job.gallery_labels is None and not how.truth:
+            how = replace(how, truth=("new-top1",))
+        with running(job) as context:
+            data = write_arrays(context.out / "arrays", arrays)
+            results = evaluate_folder(data, how, job.fits, context, show_first=print_first_table)
     elif isinstance(job, ScaleJob):
         from ray_backfill.recipes.run.synthetic import evaluate_synthetic
 
