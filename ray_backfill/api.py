@@ -73,8 +73,8 @@ def simulate(
         shards: Gallery shards, each a Ray actor; 0 replays in this process unless the gallery is too large for it.
         overwrite: Replace what ``out`` has of other settings or other data.
 
-    Maps and merges are fitted on the folder's train split. Without one, and so with arrays, they are fitted on a random
-    sample of the gallery.
+    Maps and merges are fitted on the train split; without one, and so with arrays, on a random sample of the gallery.
+    Then "recommended" trains no network.
 
     Returns:
         Curves, summary and differences. ``results.manifest.left_out`` names what the folder had no data for, and why.
@@ -85,19 +85,27 @@ def simulate(
     how = _tuples(methods=methods, orders=orders, merges=merges, metrics=metrics, truth=truth, slices=slices)
     how |= _tuples(cutoffs=cutoffs) | {"points": points, "distance": distance, "margin": margin, "filter": filter}
     how |= {"order_seed": order_seed, "permutations": permutations, "embed_per_query": embed_per_query}
-    given = {"old": old, "new": new, "label": label}
-    place = {"device": device, "shards": shards}
-    if data is not None and all(each is None for each in given.values()):
-        return _simulate(data, out, how, fits, place, overwrite)
-    if data is not None or old is None or new is None:
-        raise InputError("give a folder of embeddings, or old=(queries, gallery) and new=(queries, gallery)")
+    if data is None and label is None and not truth:
+        how |= {"truth": ("new-top1",)}
+    with _data_of(data, {"old": old, "new": new, "label": label}, out) as folder:
+        return _simulate(folder, out, how, fits, {"device": device, "shards": shards}, overwrite)
+
+
+@contextmanager
+def _data_of(
+    data: "str | Path | EmbeddingFolder | None", arrays: "Mapping[str, Arrays | None]", out: str | Path | None
+) -> "Iterator[str | Path | EmbeddingFolder]":
+    """The folder of embeddings; arrays are written to ``arrays`` in the folder of the run, or to a temporary one."""
     from ray_backfill.data.write import write_arrays
 
-    if label is None and not truth:
-        how |= {"truth": ("new-top1",)}
+    given = {name for name, each in arrays.items() if each is not None}
+    if (given and data is not None) or (data is None and not given >= {"old", "new"}):
+        raise InputError("give a folder of embeddings, or old=(queries, gallery) and new=(queries, gallery)")
     with ExitStack() as stack:
-        to = local_path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
-        return _simulate(write_arrays(to / "arrays", given), to, how, fits, place, overwrite)
+        if data is None:
+            to = stack.enter_context(TemporaryDirectory()) if out is None else out
+            data = write_arrays(local_path(to) / "arrays", arrays)
+        yield data
 
 
 def _tuples(**lists: Any) -> dict[str, Any]:

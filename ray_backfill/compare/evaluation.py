@@ -218,6 +218,14 @@ class Named:
         evaluation.check_truth()
         return replace(self, evaluation=evaluation)
 
+    def without_training(self) -> "Named":
+        """The same where "recommended" stands for methods that train nothing. Those that are named stay."""
+        if RECOMMENDED not in self.evaluation.methods:
+            return self
+        quick = [m.name for m in all_methods().values() if m.is_recommended and not m.is_trained]
+        names = chain(*(quick if name == RECOMMENDED else (name,) for name in self.evaluation.methods))
+        return replace(self.evaluation, methods=tuple(dict.fromkeys(names))).named
+
     def with_method(self, method: Method) -> "Named":
         """The same with one more method, which trains no rho."""
         if method in self.methods:

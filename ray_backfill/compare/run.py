@@ -89,8 +89,11 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
     settle(out, files())
     models = models_of(named.methods)
     folder = _read(data, models, context.out)
+    takes_recommended = RECOMMENDED in named.evaluation.methods
+    if folder.sample_path is not None:
+        named = named.without_training()
     truth, named = resolve_truth(folder, named, from_images)
-    if RECOMMENDED in named.evaluation.methods and folder.queries is not None and folder.queries.label is None:
+    if takes_recommended and folder.queries is not None and folder.queries.label is None:
         # Judged queries without labels, as text has: there maps and rank merge often lose, and a cascade gains.
         named = named.with_method(*find_methods((f"cascade@{RECALLS}",)))
     both = joined(named, out)

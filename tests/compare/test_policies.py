@@ -104,27 +104,31 @@ def test_shards_do_not_filter(folder: Path) -> None:
         rb.simulate(folder, methods="rm_naive", filter="tenant", shards=1)
 
 
-def judged_folder(path: Path, **labels: Any) -> Path:
-    """160 judged queries, and a new model whose cosines all are near 1: merged distances do not compare."""
+def judged_folder(path: Path, items: int = 800, **labels: Any) -> Path:
+    """Judged queries, 5 items for each, and a new model whose cosines are all near 1: distances do not compare."""
+    n = items // 5
     rng = np.random.default_rng(0)
-    centres = rng.normal(size=(160, 16))
+    centres = rng.normal(size=(n, 16))
 
     def columns(rows: int) -> dict[str, Any]:
-        signal = centres[np.arange(rows) % 160]
+        signal = centres[np.arange(rows) % n]
         new = signal + rng.normal(size=(rows, 16))
         return {"old": (signal + rng.normal(size=(rows, 16)))[:, :12], "new": np.c_[new, np.full(rows, 12.0)]}
 
-    gallery, queries = columns(800), columns(160)
-    right = [np.flatnonzero(np.arange(800) % 160 == query) for query in range(160)]
+    gallery, queries = columns(items), columns(n)
+    right = [np.flatnonzero(np.arange(items) % n == query) for query in range(n)]
     return rb.write_folder(
         path, gallery | labels.get("gallery", {}), queries | {"positives": right} | labels.get("queries", {})
     )
 
 
 def test_judged_queries_without_labels_get_a_cascade(tmp_path: Path) -> None:
-    data = judged_folder(tmp_path / "data")
-    found = rb.simulate(data, out=tmp_path / "run", metrics=["nDCG@10"])
-    assert "cascade@100" in found.methods
+    assert "cascade@100" in rb.simulate(judged_folder(tmp_path / "data"), points=2).methods
+
+
+def test_a_cascade_beats_merging_distances_that_do_not_compare(tmp_path: Path) -> None:
+    # Too few items to fit a merge on.
+    found = rb.simulate(judged_folder(tmp_path / "data", items=245), out=tmp_path / "run", metrics=["nDCG@10"])
     rows = {row.method: row for row in found.rows if row.metric == "nDCG@10"}
     assert rows["rm_naive"].auc < rows["old"].auc < rows["cascade@100"].auc
     told = next(each for each in embedded(found) if each.title == rows["cascade@100"].title)
