@@ -2,6 +2,7 @@
 
 import os
 import select
+import shlex
 import signal
 import sys
 import threading
@@ -102,7 +103,7 @@ def command_line() -> str:
     """The command as typed, for the manifest, without secrets and the folder of the installed script."""
     is_script = sys.argv[0].endswith(".py") and not sys.argv[0].endswith("__main__.py")  # python -m ray_backfill
     words = ["python", *sys.argv] if is_script else ["ray-backfill", *sys.argv[1:]]
-    return " ".join(map(learn, words))
+    return shlex.join(map(learn, words))
 
 
 def shown(path: Path) -> Path:

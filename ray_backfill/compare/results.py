@@ -278,6 +278,12 @@ class ResultsData:
         rows = self.panel(metric or self.primary, self.best_variant)
         return next((row for row in rows if row.method == name), None)
 
+    def digits(self, metric: str) -> int:
+        """Decimal places of this metric in per cent: so many that its largest value has three digits."""
+        found = (x for r in self.rows if r.metric == metric for x in (r.auc, r.start, r.end) if math.isfinite(x))
+        largest = max(found, default=1.0)
+        return 1 if largest >= 0.0995 else 2 if largest >= 0.00995 else 3
+
     def in_all_metrics(self, row: Row) -> list[Row]:
         """The rows of the same method, order and merge, one for each metric."""
         rows = (self.row(row.method, row.variant, metric) for metric in self.metrics)

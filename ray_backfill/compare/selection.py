@@ -183,17 +183,16 @@ GAIN_IN_WORDS = (
     "is the method's own training, which a finished upgrade could have as well."
 )
 COLUMNS_IN_WORDS = (
-    "gain: the share of the upgrade's benefit that users get on average while the backfill runs (0 % = the old "
-    "service throughout, 100 % = the new model from the start; \u2013 = new is not clearly better than old). "
-    "M_0 \u2713: starts no worse than old. M_1 \u2713: ends no worse than new. falls: the largest drop to a later "
-    "moment; \u2713: none. ?: these queries do not decide it. Marks are for all metrics. neg. flips: the largest share "
-    "of queries whose first result is right in the old service and wrong during the backfill."
+    "gain: the share of the upgrade's improvement that users get on average (0 % = the old service throughout, 100 % = "
+    "the new model from the first day; \u2013 = new is not clearly better than old). \u2713: start no worse than old, "
+    "end no worse than new, no fall, by all metrics; ?: these queries do not decide. lost: the largest share of "
+    "queries that lose a right first result of the old service."
 )
 
 # What stands in place of the gain if the new model's own results were taken as right.
 RETENTION_IN_WORDS = (
-    "AUC is the average over the whole backfill. What the new model finds was taken as right, so there is no gain: "
-    "old = what the old service finds of it, new = 100 %."
+    "What the new model finds was taken as right, so there is no gain: old = what the old service finds of it, "
+    "new = 100 %."
 )
 RETENTION_WARNING = (
     "Provisional: what the finished upgrade finds was taken as right. The figures say how much of {} users get, and "
@@ -266,8 +265,8 @@ def explained(results: ResultsData) -> str:
 
 def columns_in_words(results: ResultsData) -> str:
     """What the columns of the overview mean."""
-    gain, rest = COLUMNS_IN_WORDS.split(" M_0", 1)
-    return f"{RETENTION_IN_WORDS if is_retention(results) else gain} M_0{rest}"
+    gain, rest = COLUMNS_IN_WORDS.split(" \u2713", 1)
+    return f"{RETENTION_IN_WORDS if is_retention(results) else gain} \u2713{rest}"
 
 
 def choice(results: ResultsData) -> str:

@@ -15,8 +15,15 @@ _UNBOUNDED = 10_000
 _NBSP = "\u00a0"
 
 
-def show(console: Console | None, table: Table, notes: Sequence[Text], kept: int, elsewhere: str) -> None:
-    """Print a table and the notes below it, by default to standard output.
+def show(
+    console: Console | None,
+    table: Table,
+    notes: Sequence[Text],
+    kept: int,
+    elsewhere: str,
+    before: Sequence[Text] = (),
+) -> None:
+    """Print what comes before a table, the table, and the notes below it, by default to standard output.
 
     A pipe gets the whole table. On a terminal that is too narrow, the last columns are left out.
 
@@ -27,12 +34,15 @@ def show(console: Console | None, table: Table, notes: Sequence[Text], kept: int
         if not console.is_terminal:
             console = Console(width=max(PIPED_WIDTH, _width(table)))
     dropped = fit(table, console.width, kept)
+    width = min(console.width, PIPED_WIDTH) - 2
+    for note in filter(None, before):
+        console.print(Padding(_broken(note, width), (0, 1)))
     console.print(table)
     if dropped:
         more = f"More columns ({', '.join(dropped)}): a wider terminal, {elsewhere}"
         notes = [*notes, Text(more, style="dim")]
     for note in notes:
-        console.print(Padding(_broken(note, min(console.width, PIPED_WIDTH) - 2), (0, 1)))
+        console.print(Padding(_broken(note, width), (0, 1)))
 
 
 def fit(table: Table, width: int, kept: int) -> list[str]:

@@ -1,6 +1,8 @@
 """Cascades and filters in a whole run, from a folder to the page."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -104,7 +106,7 @@ def test_shards_do_not_filter(folder: Path) -> None:
         rb.simulate(folder, methods="rm_naive", filter="tenant", shards=1)
 
 
-def judged_folder(path: Path, items: int = 800, **labels: Any) -> Path:
+def judged_folder(path: Path, items: int = 800, labels: Mapping[str, Any] = MappingProxyType({})) -> Path:
     """Judged queries, 5 items for each, and a new model whose cosines are all near 1: distances do not compare."""
     n = items // 5
     rng = np.random.default_rng(0)
@@ -160,6 +162,6 @@ def test_a_cascade_leads_only_if_asked_for(tmp_path: Path) -> None:
 
 def test_labels_and_named_methods_bring_no_cascade(tmp_path: Path) -> None:
     label = {"gallery": {"label": np.arange(800) % 160}, "queries": {"label": np.arange(160)}}
-    labelled = rb.simulate(judged_folder(tmp_path / "labelled", **label))
+    labelled = rb.simulate(judged_folder(tmp_path / "labelled", labels=label))
     named = rb.simulate(judged_folder(tmp_path / "judged"), methods=["rm_naive"])
     assert [name for found in (labelled, named) for name in found.methods if name.startswith("cascade")] == []

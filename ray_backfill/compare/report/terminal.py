@@ -10,14 +10,16 @@ from rich.text import Text
 from ray_backfill.compare import selection
 from ray_backfill.compare.analyses import sections
 from ray_backfill.compare.report.answers import conditions, warnings
-from ray_backfill.compare.report.verdict import verdict
-from ray_backfill.compare.results import ResultsData, Row
+from ray_backfill.compare.report.verdict import basis, next_command, verdict
+from ray_backfill.compare.results import DOUBLE_DAGGER, ResultsData, Row
 from ray_backfill.page.layout import show
 from ray_backfill.page.numbers import NOTHING, percent, percent_sign, tick
 from ray_backfill.page.sections import Printed
 
 NAMES = ("method", "order", "merge")
 ELSEWHERE = "report.html or summary.parquet"
+# More columns and warnings than these stand in the report only.
+MOST_COLUMNS, MOST_WARNINGS = 7, 3
 
 
 def overview(results: ResultsData) -> pd.DataFrame:
@@ -29,11 +31,14 @@ def overview(results: ResultsData) -> pd.DataFrame:
 
 
 def draw_table(results: ResultsData, console: Console | None = None) -> None:
-    """Print the overview and the meaning of its columns."""
+    """Print the verdict, what it rests on, warnings, the overview and the meaning of its columns."""
     rows, analyses = selection.shown_rows(results, results.primary), sections(results)
-    notes = [Text(sentence, style="yellow") for sentence in warnings(results)] + [Text(verdict(results), style="bold")]
-    notes += [Text(sentence) for section in analyses for sentence in section.said]
-    total = len(results.table(results.primary))
+    warned, total = warnings(results), len(results.table(results.primary))
+    before = [Text(verdict(results), style="bold"), Text(basis(results))]
+    before += [Text(sentence, style="yellow") for sentence in warned[:MOST_WARNINGS]]
+    if len(warned) > MOST_WARNINGS:
+        before.append(Text(f"{len(warned) - MOST_WARNINGS} more warnings: report.html", style="yellow"))
+    notes = []
     if len(rows) < total:
         choice = selection.choice(results)
         notes.append(Text(f"Each method in its best {choice}. All {total} rows: report.html, summary.parquet"))
@@ -41,7 +46,7 @@ def draw_table(results: ResultsData, console: Console | None = None) -> None:
     small_print = {
         selection.columns_in_words(results): True,
         selection.ORACLE_NOTE: any(row.is_bound for row in rows),
-        selection.UNLEARNED_NOTE: any(row.method in results.unlearned for row in rows),
+        f"{DOUBLE_DAGGER} Did not learn here, see above.": any(row.method in results.unlearned for row in rows),
         f"fitted methods were not checked: {reason}": reason,
     }
     notes += [Text(sentence, style="dim") for sentence, holds in small_print.items() if holds]
@@ -50,9 +55,11 @@ def draw_table(results: ResultsData, console: Console | None = None) -> None:
         # After dozens of names the reason would be hard to find.
         few = len(methods) <= selection.FEW
         notes.append(Text(f"left out: {names} ({reason})" if few else f"left out: {len(methods)} ({reason}): {names}"))
+    if command := next_command(results):
+        notes.append(Text(f"next: {command}", style="bold"))
     table = _table(results, rows)
     kept = 1 + sum(str(column.header) in NAMES for column in table.columns)  # the first figure stays, too
-    show(console, table, notes, kept, ELSEWHERE)
+    show(console, table, notes, kept, ELSEWHERE, before)
     for section in analyses:
         if section.printed is not None:
             _draw_further(section.printed, console)
@@ -82,7 +89,7 @@ def table_title(results: ResultsData) -> str:
 
 
 def _table(results: ResultsData, rows: Sequence[Row]) -> Table:
-    frame, best = overview(results), results.best()
+    frame, best = overview(results).iloc[:, :MOST_COLUMNS], results.best()
     table = _empty_table(table_title(results), [(name, name in NAMES) for name in frame.columns])
     # With one row per method only the references are set apart, as orders differ from row to row.
     by_method = len(rows) < len(results.table(results.primary))
@@ -96,17 +103,18 @@ def _table(results: ResultsData, rows: Sequence[Row]) -> Table:
 
 
 def _cells(results: ResultsData, row: Row) -> dict[str, str]:
+    digits = results.digits(results.primary)
     cells = {"method": results.name(row)} | selection.variant_cells(results, row)
-    cells[f"AUC {results.primary}"] = percent(row.auc)
+    cells["average"] = percent(row.auc, digits)
     if not selection.is_retention(results):
-        cells["gain"] = percent_sign(row.gain)
+        cells["gain"] = percent_sign(row.gain, 0)
     # The conditions compare with old and new, so a tick in these rows would be meaningless.
     starts, ends, steady = (" ", " ", " ") if row.is_end else map(tick, conditions(results, row))
-    cells["M_0"] = f"{percent(row.start)} {starts}"
-    cells["M_1"] = f"{percent(row.end)} {ends}"
-    cells["falls"] = f"{percent(row.largest_fall)} {steady}"
-    cells["neg. flips"] = percent(row.negative_flips_vs_old_max)
+    cells["start"] = f"{percent(row.start, digits)} {starts}"
+    cells["end"] = f"{percent(row.end, digits)} {ends}"
+    cells["largest fall"] = f"{percent(row.largest_fall, digits)} {steady}"
+    cells["lost"] = percent(row.negative_flips_vs_old_max)
     for metric in results.metrics[1:]:
         same = results.row(row.method, row.variant, metric)
-        cells[f"AUC {metric}"] = percent(same.auc) if same else NOTHING
+        cells[f"average {metric}"] = percent(same.auc, results.digits(metric)) if same else NOTHING
     return cells

@@ -5,7 +5,9 @@ whether there are enough queries to tell.
 """
 
 import math
+import shlex
 from enum import Enum
+from itertools import pairwise
 
 from ray_backfill.compare.analyses.cascades import price
 from ray_backfill.compare.results import ResultsData, Row
@@ -21,6 +23,8 @@ FEW_QUERIES = 30
 _SAME = 1e-9
 # The metric of which queries that win and lose it are told, too.
 _FIRST = "CMC@1"
+# Options that say what is compared; the next command takes them over.
+_OF_DATA = {"--data", "--recipe", "--data-root", "--seed"}
 _WORDS = {1: "better", -1: "worse", 0: "not told apart from the old one by these queries"}
 
 
@@ -83,7 +87,9 @@ def _recommendation(results: ResultsData) -> str:
         return _of_retention(results, situation, old)
     assert new is not None
     assert step is not None
-    both = f"{percent_sign(new.auc)} {metric} against {percent_sign(old.auc)}, a difference of {with_limits(step)}"
+    digits = results.digits(metric)
+    values = f"{percent_sign(new.auc, digits)} {metric} against {percent_sign(old.auc, digits)}"
+    both = f"{values}, a difference of {with_limits(step, digits)}"
     if situation is Situation.WORSE:
         return f"Do not upgrade: the new model is worse than the old one, with {both}."
     if situation is Situation.EQUAL:
@@ -97,9 +103,47 @@ def _recommendation(results: ResultsData) -> str:
         return _not_mixed(results, best, old, step)
     cost = f" {_upper(price(results, best))}." if price(results, best) else ""
     return (
-        f"{_upper(_name(results, best))} gives users {_given(results, best, step)}: {_ends(results, best, old, new)}."
+        f"{_advice(results, best)}: users get {_given(results, best, step)}. {_ends(results, best, old, new)}."
         f"{cost}{_not_shown(results, best, old, step)}"
     )
+
+
+def _advice(results: ResultsData, best: Row) -> str:
+    """What to do to get what the best method gives, as the start of a sentence."""
+    if best.is_end:
+        return "Switch when the new index is complete" + f" ({results.label(best.variant)})" * bool(results.group(best))
+    if best.method in results.recalling:
+        return f"Re-rank with the new model ({_name(results, best)})"
+    return f"Merge online with {_name(results, best)}"
+
+
+def basis(results: ResultsData) -> str:
+    """What the verdict rests on: numbers of queries and items, and the difference between the models."""
+    data, step = results.manifest.data, upgrade(results)
+    old, new, metric = results.reference(OLD), results.reference(NEW), results.primary
+    asked, items = queries(results), data.get("gallery_items")
+    counts = [f"{asked:,} queries"] * (asked is not None) + [f"{items:,} gallery items"] * (items is not None)
+    said = f"This rests on {listed(counts, 'and')}." if counts else ""
+    if old is None or new is None or step is None or is_retention(results) or find_situation(results) in _NOT_BETTER:
+        return said
+    digits = results.digits(metric)
+    values = f"{percent_sign(new.auc, digits)} {metric}, the old one {percent_sign(old.auc, digits)}"
+    return f"{said} The new model has {values}: a difference of {with_limits(step, digits)}.".strip()
+
+
+def next_command(results: ResultsData) -> str:
+    """The command to run after this one, with its own arguments; "" if none follows, or if it was no command."""
+    words = shlex.split(results.manifest.command)[1:]
+    kept = [word for name, word in pairwise(words) if {name, word} & _OF_DATA]
+    command, best, situation = shlex.join(kept), results.best(), find_situation(results)
+    if "simulate" not in words or {"--scale", "--old-gallery"} & set(words):
+        return ""
+    if is_retention(results):
+        return f"ray-backfill simulate {command} --truth qrels FILE_OF_JUDGEMENTS"
+    if situation is not Situation.UPGRADE or best is None or best.is_end:
+        return ""
+    how = f"--orders {best.order} --merges {best.merge} --live.method {best.method}"
+    return f"ray-backfill drill {command}{' ' * bool(command)}{how}"
 
 
 def _given(results: ResultsData, best: Row, step: Difference) -> str:
@@ -165,10 +209,14 @@ def _as_good_as_new(results: ResultsData, row: Row) -> str:
 def _ends(results: ResultsData, best: Row, old: Row, new: Row) -> str:
     """Start and end of the best method, beside the old service and the new model."""
     alone = head_alone(results, best)
-    with_head = f"; the new model with the same head alone: {percent_sign(alone.auc)}" if alone is not None else ""
+
+    def value(share: float) -> str:
+        return percent_sign(share, results.digits(best.metric))
+
+    with_head = f"; the new model with the same head alone: {value(alone.auc)}" if alone is not None else ""
     return (
-        f"{best.metric} starts at {percent_sign(best.start)} (old service: {percent_sign(old.auc)}) and ends at "
-        f"{percent_sign(best.end)} (new model alone: {percent_sign(new.auc)}{with_head})"
+        f"{best.metric} starts at {value(best.start)} (old service: {value(old.auc)}) and ends at {value(best.end)} "
+        f"(new model alone: {value(new.auc)}{with_head})"
     )
 
 
@@ -179,10 +227,9 @@ def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> s
     # The best row can be the reference that switches at the end, which is what the sentence advises.
     mixing = next((row for row in results.candidates(results.primary) if not row.is_reference), best)
     sentence = (
-        "Build the new index beside the old one and switch when it is finished: that beats merging the two, because no "
-        f"method{' but cascades' * is_beaten} serves better than the old service while the backfill runs. The best"
-        f"{' of the others' * is_beaten}, {_name(results, mixing)}, has {percent_sign(mixing.auc)} {results.primary} "
-        f"on average against {percent_sign(old.auc)}."
+        f"Switch when the new index is complete: no method{' but cascades' * is_beaten} serves better than the old "
+        f"service while the backfill runs. The best{' of the others' * is_beaten}, {_name(results, mixing)}, has "
+        f"{percent_sign(mixing.auc)} {results.primary} on average against {percent_sign(old.auc)}."
     )
     return f"{sentence} {_with_price(results, cascade, old, step)}" if cascade is not None and is_beaten else sentence
 
@@ -193,8 +240,8 @@ def _not_shown(results: ResultsData, best: Row, old: Row, step: Difference) -> s
     if cascade is None or not cascade.auc > best.auc or lead is None or not lead.low <= 0:
         return ""
     return (
-        " These queries do not show that this beats building the new index beside the old one and switching when it is "
-        f"finished. {_with_price(results, cascade, old, step)}"
+        " These queries do not show that this is better than a switch when the new index is complete. "
+        f"{_with_price(results, cascade, old, step)}"
     )
 
 
@@ -255,9 +302,9 @@ def closest(results: ResultsData) -> str:
     )
 
 
-def with_limits(found: Difference) -> str:
+def with_limits(found: Difference, digits: int = 1) -> str:
     """A difference in points with its 95 % interval."""
-    return f"{points(found.value)} (95 % interval {interval(found.low, found.high)})"
+    return f"{points(found.value, digits)} (95 % interval {interval(found.low, found.high, digits)})"
 
 
 def _name(results: ResultsData, row: Row) -> str:
