@@ -59,9 +59,9 @@ def test_the_decision_about_text_is_that_of_its_page() -> None:
 def test_the_sentences_on_the_demo() -> None:
     which, when, cost, risk = vars(answer(read_results(DEMO))).values()
     assert which[0] == (
-        "Full RM gives users 86 % of the upgrade’s improvement while the backfill runs (95 % interval 81 to 91): "
-        "mAP@100 starts at 23.9 % (old service: 15.5 %) and ends at 54.3 % (new model alone: 44.5 %; the new model "
-        "with the same head alone: 55.4 %)."
+        "Merge online with full RM: users get 86 % of the upgrade’s improvement while the backfill runs (95 % interval "
+        "81 to 91). mAP@100 starts at 23.9 % (old service: 15.5 %) and ends at 54.3 % (new model alone: 44.5 %; the "
+        "new model with the same head alone: 55.4 %)."
     )
     assert "Until 26 % of the backfill FastFill serves better, by up to 6.2 points." in which
     assert "FastFill is ahead of full RM for the first 26 % of the backfill" in DEMO_PAGE

@@ -183,10 +183,9 @@ GAIN_IN_WORDS = (
     "is the method's own training, which a finished upgrade could have as well."
 )
 COLUMNS_IN_WORDS = (
-    "gain: the share of the upgrade's improvement that users get on average (0 % = the old service throughout, 100 % = "
-    "the new model from the first day; \u2013 = new is not clearly better than old). \u2713: start no worse than old, "
-    "end no worse than new, no fall, by all metrics; ?: these queries do not decide. lost: the largest share of "
-    "queries that lose a right first result of the old service."
+    "gain: the share of the upgrade's improvement that users get on average (\u2013 = new is not clearly better than "
+    "old). \u2713: start no worse than old, end no worse than new, no fall, by all metrics; ?: undecided. lost: the "
+    "most queries that lose a right first result."
 )
 
 # What stands in place of the gain if the new model's own results were taken as right.

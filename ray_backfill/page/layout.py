@@ -22,12 +22,14 @@ def show(
     kept: int,
     elsewhere: str,
     before: Sequence[Text] = (),
+    hidden: Sequence[str] = (),
 ) -> None:
     """Print what comes before a table, the table, and the notes below it, by default to standard output.
 
     A pipe gets the whole table. On a terminal that is too narrow, the last columns are left out.
 
-    kept: number of the first columns, which always stay. elsewhere: where the other columns are.
+    kept: number of the first columns, which always stay. elsewhere: where the other columns are. hidden: columns that
+    the table leaves out at any width.
     """
     if console is None:
         console = Console()
@@ -38,8 +40,9 @@ def show(
     for note in filter(None, before):
         console.print(Padding(_broken(note, width), (0, 1)))
     console.print(table)
-    if dropped:
-        more = f"More columns ({', '.join(dropped)}): a wider terminal, {elsewhere}"
+    if dropped or hidden:
+        wider = "a wider terminal, " * bool(dropped)
+        more = f"More columns ({', '.join([*dropped, *hidden])}): {wider}{elsewhere}"
         notes = [*notes, Text(more, style="dim")]
     for note in notes:
         console.print(Padding(_broken(note, width), (0, 1)))

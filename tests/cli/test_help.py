@@ -23,6 +23,7 @@ HEAVY = "{'torch', 'ray', 'matplotlib', 'sklearn', 'pandas', 'cyclopts', 'transf
 # Command lines whose options differ, and what each needs to be read at all.
 LINES = [
     ("simulate", ["--data", "my_embeddings"]),
+    ("simulate", ["--old-gallery", "old.npy", "--new-gallery", "new.npy"]),
     ("simulate", []),
     ("simulate", ["--recipe", "gldv2", "--data-root", "/nowhere"]),
     ("simulate", ["--recipe", "image_folder", "--data-root", "/nowhere"]),

@@ -18,5 +18,7 @@ def test_it_prints_the_table_and_makes_figure_and_page_anew(
     printed = capsys.readouterr().out
     assert "full RM" in printed
     assert f"report: {tmp_path / 'results' / 'report.html'}" in printed
-    assert "Full RM gives users 23.0 points" in (tmp_path / "results" / "report.html").read_text(encoding="utf-8")
+    assert "Merge online with full RM: users get 23.0 points" in (tmp_path / "results" / "report.html").read_text(
+        encoding="utf-8"
+    )
     assert (tmp_path / "results" / "curves.png").read_bytes().startswith(b"\x89PNG")

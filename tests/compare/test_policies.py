@@ -136,14 +136,14 @@ def test_a_cascade_beats_merging_distances_that_do_not_compare(tmp_path: Path) -
     told = next(each for each in embedded(found) if each.title == rows["cascade@100"].title)
     lead, step = (100 * (rows[name].auc - rows["old"].auc) for name in ("cascade@100", "new"))
     assert found.verdict == (
-        "Build the new index beside the old one and switch when it is finished: that beats merging the two, because no "
+        "Switch when the new index is complete: no "
         "method but cascades serves better than the old service while the backfill runs. The best of the others, RM "
         f"naive, has {100 * rows['rm_naive'].auc:.1f} % nDCG@10 on average against {100 * rows['old'].auc:.1f} %. "
         f"Cascade of 100, old recalls has {100 * rows['cascade@100'].auc:.1f} %, {lead:.1f} points more than the old "
         f"service; the upgrade is worth {step:.1f} points. Its price: the new model embeds 100 items for every query "
         f"at the start; on average over the backfill {told.average:.1f}."
     )
-    assert "and switch when it is finished: that beats merging the two" in read_page(tmp_path / "run")
+    assert "Switch when the new index is complete: no method but cascades" in read_page(tmp_path / "run")
 
 
 def read_page(run: Path) -> str:
@@ -156,7 +156,7 @@ def test_a_cascade_leads_only_if_asked_for(tmp_path: Path) -> None:
     assert plain.best() is not None
     assert plain.best().method != "cascade@100"  # type: ignore[union-attr]
     assert asked.best().method == "cascade@100"  # type: ignore[union-attr]
-    assert asked.verdict.startswith("Cascade of 100, old recalls gives users ")
+    assert asked.verdict.startswith("Re-rank with the new model (cascade of 100, old recalls): users get ")
     assert "The new model embeds 100 items for every query at the start" in asked.verdict
 
 

@@ -30,7 +30,7 @@ def run(folder: Path, queries: int, old: float, new: float) -> Results:
 
 def test_a_good_upgrade(tmp_path: Path) -> None:
     results = run(tmp_path, 90, 1.6, 0.5)
-    assert results.verdict.startswith("RM naive gives users ")
+    assert results.verdict.startswith("Merge online with RM naive: users get ")
     assert " of the upgrade’s improvement while the backfill runs (95 % interval " in results.verdict
     assert warnings(results) == ()
     offline = next(row for row in results.table("mAP") if row.method == "offline")

@@ -38,7 +38,7 @@ def draw_table(results: ResultsData, console: Console | None = None) -> None:
     before += [Text(sentence, style="yellow") for sentence in warned[:MOST_WARNINGS]]
     if len(warned) > MOST_WARNINGS:
         before.append(Text(f"{len(warned) - MOST_WARNINGS} more warnings: report.html", style="yellow"))
-    notes = []
+    notes = [Text(sentence) for section in analyses for sentence in section.said]
     if len(rows) < total:
         choice = selection.choice(results)
         notes.append(Text(f"Each method in its best {choice}. All {total} rows: report.html, summary.parquet"))
@@ -59,7 +59,8 @@ def draw_table(results: ResultsData, console: Console | None = None) -> None:
         notes.append(Text(f"next: {command}", style="bold"))
     table = _table(results, rows)
     kept = 1 + sum(str(column.header) in NAMES for column in table.columns)  # the first figure stays, too
-    show(console, table, notes, kept, ELSEWHERE, before)
+    hidden = list(overview(results).columns[MOST_COLUMNS:])
+    show(console, table, notes, kept, ELSEWHERE, before, hidden)
     for section in analyses:
         if section.printed is not None:
             _draw_further(section.printed, console)

@@ -110,9 +110,9 @@ def _recommendation(results: ResultsData) -> str:
 
 def _advice(results: ResultsData, best: Row) -> str:
     """What to do to get what the best method gives, as the start of a sentence."""
-    if best.is_end:
+    if best.is_reference:
         return "Switch when the new index is complete" + f" ({results.label(best.variant)})" * bool(results.group(best))
-    if best.method in results.recalling:
+    if results.manifest.traits.methods[best.method].recalls:
         return f"Re-rank with the new model ({_name(results, best)})"
     return f"Merge online with {_name(results, best)}"
 
@@ -140,7 +140,7 @@ def next_command(results: ResultsData) -> str:
         return ""
     if is_retention(results):
         return f"ray-backfill simulate {command} --truth qrels FILE_OF_JUDGEMENTS"
-    if situation is not Situation.UPGRADE or best is None or best.is_end:
+    if situation is not Situation.UPGRADE or best is None or best.is_reference:
         return ""
     how = f"--orders {best.order} --merges {best.merge} --live.method {best.method}"
     return f"ray-backfill drill {command}{' ' * bool(command)}{how}"

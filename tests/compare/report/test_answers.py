@@ -48,14 +48,15 @@ def test_verdict_names_the_best_method(tmp_path: Path) -> None:
     results = results_of(tmp_path)
     assert find_situation(results) is Situation.UPGRADE
     assert verdict(results) == (
-        "Full RM gives users 23.0 points of mAP more than the old service while the backfill runs (95 % interval 21.0 "
-        "to 25.0), where the finished upgrade alone is worth 20.0 points. It is as good as the finished upgrade or "
-        "better at the end: mAP starts at 40.0 % (old service: 30.0 %) and ends at 62.0 % (new model alone: 50.0 %)."
+        "Merge online with full RM: users get 23.0 points of mAP more than the old service while the backfill runs "
+        "(95 % interval 21.0 to 25.0), where the finished upgrade alone is worth 20.0 points. It is as "
+        "good as the finished upgrade or better at the end. mAP starts "
+        "at 40.0 % (old service: 30.0 %) and ends at 62.0 % (new model alone: 50.0 %)."
     )
     bct = ("BCT", (0.25, 0.45, 0.5), 0.40, 0.4, 0.5, YES, 0.0, YES, YES, 0.0)
     assert verdict(results_of(tmp_path / "share", "old", "new", bct=bct)) == (
-        "BCT gives users 50 % of the upgrade’s improvement while the backfill runs (95 % interval 40 to 60): "
-        "mAP starts at 25.0 % (old service: 30.0 %) and ends at 50.0 % (new model alone: 50.0 %)."
+        "Merge online with BCT: users get 50 % of the upgrade’s improvement while the backfill runs (95 % interval "
+        "40 to 60). mAP starts at 25.0 % (old service: 30.0 %) and ends at 50.0 % (new model alone: 50.0 %)."
     )
 
 
@@ -75,9 +76,9 @@ def test_what_a_head_adds_is_not_told_as_the_upgrade(tmp_path: Path) -> None:
     found = with_rho(tmp_path / "above", 0.604, passes_new_at=0.0)
     said = verdict(found)
     assert "115 %" not in " ".join((said, runner_up(found), *answer(found).which))
-    assert said.startswith("Full RM gives users 23.0 points of mAP more than the old service")
+    assert said.startswith("Merge online with full RM: users get 23.0 points of mAP more than the old service")
     assert (
-        "as good as the finished upgrade or better from the first day, because rho is trained with labels: mAP starts"
+        "as good as the finished upgrade or better from the first day, because rho is trained with labels. mAP starts"
         in said
     )
     assert said.endswith("(new model alone: 50.0 %; the new model with the same head alone: 60.4 %).")
@@ -89,20 +90,20 @@ def test_what_a_head_adds_is_not_told_as_the_upgrade(tmp_path: Path) -> None:
     below = {"gain": 0.8, "auc": 0.46}  # the upgrade is worth 20 points, the head 21
     assert "0 % of the upgrade’s" not in verdict(with_rho(tmp_path / "small", 0.71, **below))
     share = verdict(with_rho(tmp_path / "large", 0.604, **below))
-    assert share.startswith("Full RM gives users 80 % of the upgrade’s improvement")
+    assert share.startswith("Merge online with full RM: users get 80 % of the upgrade’s improvement")
     assert share.endswith("the new model with the same head alone: 60.4 %).")
 
 
 def test_verdict_names_the_order_where_there_are_several(tmp_path: Path) -> None:
     results = read_results(write_results(tmp_path, orders=("random", "score")))
-    assert verdict(results).startswith("Full RM (random order) gives users 23.0 points of mAP")
+    assert verdict(results).startswith("Merge online with full RM (random order): users get 23.0 points of mAP")
 
 
 def test_verdict_when_nothing_beats_the_old_service(tmp_path: Path) -> None:
     bad = ("bad", (0.1, 0.2, 0.5), 0.25, 0.27, -0.25, YES, 0.0, NO, YES, 0.1)
     results = results_of(tmp_path, "old", "new", bad=bad)
     assert verdict(results) == (
-        "Build the new index beside the old one and switch when it is finished: that beats merging the two, because no "
+        "Switch when the new index is complete: no "
         "method serves better than the old service while the backfill runs. The best, bad, has 25.0 % mAP on average "
         "against 30.0 %."
     )
@@ -124,7 +125,7 @@ def test_cascades_are_not_recommended_but_told_of(tmp_path: Path) -> None:
     two = {"bad": bad, "c": flat("cascade of 20", 0.45)}
     found = with_cascade(tmp_path / "both", "c", "old", "new", **two)
     assert verdict(found) == (
-        "Build the new index beside the old one and switch when it is finished: that beats merging the two, because no "
+        "Switch when the new index is complete: no "
         "method but cascades serves better than the old service while the backfill runs. The best of the others, bad, "
         "has 25.0 % mAP on average against 30.0 %. Cascade of 20 has 45.0 %, 15.0 points more than the old service; "
         "the upgrade is worth 20.0 points. Its price: it embeds items for every query."
@@ -151,8 +152,8 @@ def test_a_cascade_is_named_where_the_best_method_is_not_shown_to_beat_the_old_s
     assert pair in found.differences
     open_ = replace(found, differences=found.differences | {pair: Difference(0.04, -0.01, 0.09)})
     assert verdict(open_).endswith(
-        " These queries do not show that this beats building the new index beside the old one and switching when it is "
-        "finished. Cascade of 20 has 45.0 %, 15.0 points more than the old service; the upgrade is worth 20.0 points. "
+        " These queries do not show that this is better than a switch when the new index is complete. "
+        "Cascade of 20 has 45.0 %, 15.0 points more than the old service; the upgrade is worth 20.0 points. "
         "Its price: it embeds items for every query."
     )
 
@@ -173,7 +174,7 @@ def test_a_control_is_never_recommended(tmp_path: Path) -> None:
     found = as_controls(tmp_path / "both", "rho_alone", "fct_rho")
     for said in (verdict(found), runner_up(found), safety(found), *chain(*vars(answer(found)).values())):
         assert "rho alone" not in said
-    assert verdict(found).startswith("Full RM ")
+    assert verdict(found).startswith("Merge online with full RM: ")
     assert find_row(found, "", "mAP").method == "rm"
     results_of(tmp_path / "alone", "old", "new", rho_alone=rho)
     alone = as_controls(tmp_path / "alone", "rho_alone")
@@ -266,7 +267,7 @@ def test_metrics_that_disagree_are_told_in_the_first_line(tmp_path: Path) -> Non
 
     useful = verdict(disagreeing(tmp_path / "useful", 0.5, 0.45))
     assert useful.startswith("The new model is better by mAP (30.0 → 50.0) but worse by CMC@1 (50.0 → 45.0: ")
-    assert "lose one). RM naive gives users 20 % of the upgrade’s improvement" in useful
+    assert "lose one). Merge online with RM naive: users get 20 % of the upgrade’s improvement" in useful
     alike = verdict(disagreeing(tmp_path / "alike", 0.31, 0.515))
     assert alike.startswith(
         "The new model is not told apart from the old one by these queries by mAP (30.0 → 31.0) but better by CMC@1 ("
@@ -279,7 +280,7 @@ def test_metrics_that_may_agree_are_not_said_to_disagree(tmp_path: Path) -> None
     within = disagreeing(tmp_path / "within", 0.2, 0.515, low=0.016)  # the interval of CMC@1 holds 0
     assert verdict(within).startswith("Do not upgrade: the new model is worse than the old one, with 20.0 % mAP")
     both = disagreeing(tmp_path / "both", 0.5, 0.6)
-    assert verdict(both).startswith("RM naive gives users")
+    assert verdict(both).startswith("Merge online with RM naive: users get")
 
 
 def test_models_that_are_alike_are_not_an_upgrade(tmp_path: Path) -> None:
@@ -316,7 +317,7 @@ def test_verdict_without_methods(tmp_path: Path) -> None:
     assert verdict(only).startswith("Only oracle orders were compared")
     offline = ("offline", (0.3, 0.3, 0.5), 0.6, 0.4, 1.5, YES, 0.0, YES, YES, 0.0)
     best = read_results(write_results(tmp_path / "offline", METHODS | {"offline": offline}, ("oracle_loss", "a")))
-    assert verdict(best).startswith("Offline gives users 30.0 points of mAP more")
+    assert verdict(best).startswith("Switch when the new index is complete: users get 30.0 points of mAP more")
 
 
 def test_runner_up(tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def test_four_questions_are_answered_in_order(tmp_path: Path) -> None:
     shown = page(write_results(tmp_path))
     assert shown.headings[:6] == ["Online backfill report", *html.QUESTIONS.values(), shown.headings[5]]
     assert "<li>Best: full RM, AUC 53.0\u00a0%.</li>" in shown.text
-    assert shown.text.count("Full RM gives users 23.0 points of mAP") == 1, "the verdict stands above the questions"
+    assert shown.text.count("Merge online with full RM: users get 23.0 points of mAP") == 1, (
+        "the verdict stands above the questions"
+    )
 
 
 def test_where_nothing_is_recommended_there_are_no_questions(tmp_path: Path) -> None:

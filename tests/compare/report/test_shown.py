@@ -19,7 +19,9 @@ def several(tmp_path: Path) -> Results:
 
 def test_a_few_lines_and_a_table(tmp_path: Path, several: Results) -> None:
     results = read_results(write_results(tmp_path / "one"))
-    assert repr(results).startswith("Results: 5 methods, 1 order, 1 merge, 2 metrics\nFull RM gives users 23.0 points")
+    assert repr(results).startswith(
+        "Results: 5 methods, 1 order, 1 merge, 2 metrics\nMerge online with full RM: users get 23.0 points"
+    )
     assert repr(several).startswith("Results: 5 methods, 3 orders, 2 merges, 2 metrics\n")
     html = results._repr_html_()
     assert html.startswith("<p><b>mAP while the gallery is backfilled, in per cent</b></p>\n<table")
@@ -34,7 +36,7 @@ def test_it_prints_what_the_command_prints(tmp_path: Path, capsys: pytest.Captur
     read_results(write_results(tmp_path)).show()
     said = capsys.readouterr().out
     assert "│ full RM" in said
-    assert "Full RM gives users 23.0 points" in said
+    assert "Merge online with full RM: users get 23.0 points" in said
 
 
 def test_tables_of_numbers_are_those_of_the_folder(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_some_of_the_methods(several: Results) -> None:
     some = several.only("bct", "rm_naive")
     assert some.methods == ("old", "new", "rm_naive", "bct")
     assert set(some.frame.method) == set(some.summary.method) == set(some.methods)
-    assert some.verdict.startswith("BCT")
+    assert some.verdict.startswith("Merge online with BCT")
     assert several.only().methods == ("old", "new")
     assert len(several.methods) == 5
     with pytest.raises(InputError, match="these results have no method magic; known: old, new, rm_naive, rm, bct"):
