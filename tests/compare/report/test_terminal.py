@@ -36,7 +36,7 @@ def test_the_terminal_prints_rows_verdict_and_explanation(tmp_path: Path) -> Non
         ["full RM", "53.0", "115 %", "40.0 ✓", "62.0 ✓", "0.0 ✓", "6.2"]
     )
     assert "Merge online with full RM: users get 23.0 points" in text
-    assert "gain: the share of the upgrade's benefit" in text
+    assert "gain: the share of the upgrade's improvement" in text
 
 
 def test_several_orders_get_a_column(tmp_path: Path) -> None:
