@@ -129,7 +129,8 @@ class Options:
 
     def __init__(self, defaults: Any, words: Sequence[str], positional: str = "", hidden: Collection[str] = ()) -> None:
         self._defaults, self._words, self._positional = defaults, words, positional
-        self._options = [each for each in self._options_of(defaults) if each.name() not in hidden]
+        options = [each for each in self._options_of(defaults) if each.name() not in hidden]
+        self._options = sorted(options, key=lambda each: not each.is_positional)
 
     def _options_of(self, settings: Any, path: tuple[str, ...] = (), owners: tuple[type, ...] = ()) -> Iterator[Option]:
         hints, owners = get_type_hints(type(settings)), (*owners, type(settings))

@@ -1,7 +1,8 @@
 """What runs of several subcommands have in common: the options for a folder or a recipe, and the steps before work."""
 
+import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from ray_backfill.cli import absolute, command_line, interruptible
 from ray_backfill.cli.options import Options
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.outcome import Decision
 from ray_backfill.core.run_lock import locked
 from ray_backfill.images.datasets import download, published
 from ray_backfill.learn.training.settings import FitSettings
@@ -47,6 +49,36 @@ class Run:
     methods, orders, merges or cut-offs it extends the results."""
     overwrite: bool = False
     """Delete the stages in --out that were made with other settings or data, and make them again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitCode:
+    """How a finished command ends."""
+
+    exit_code: bool = False
+    """End with 0 to go ahead, 10 if the results leave it open or something was found, 11 to stop. Without this option
+    a finished command ends with 0."""
+
+    def end(self, decision: Decision) -> None:
+        """End the process with the code of the decision, if that is asked for."""
+        if self.exit_code:
+            sys.exit(decision.code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForPrograms(ExitCode):
+    """What a command tells a program that calls it."""
+
+    json: bool = False
+    """Print JSON instead of tables; docs/json.md has its schema."""
+
+    def tell(self, document: Callable[[], Mapping[str, Any]], decision: Decision, table: Callable[[], None]) -> None:
+        """Print the document or the table, and end with the decision if that is asked for."""
+        if self.json:
+            print(json.dumps(document(), indent=2, ensure_ascii=False))
+        else:
+            table()
+        self.end(decision)
 
 
 @dataclass(frozen=True, kw_only=True)

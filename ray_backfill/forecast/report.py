@@ -7,7 +7,7 @@ Reading results needs neither matplotlib nor jinja2 nor rich: the functions that
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ray_backfill.compare.tables import NEW, OLD
+from ray_backfill.core.outcome import Decision, plain
 from ray_backfill.core.schema import frame, read_manifest, read_table, rows_of
 from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 from ray_backfill.page.charts import REFERENCE_STYLES, Chart, DrawnCurve, Interval, numbered_style, range_of
@@ -27,12 +28,11 @@ if TYPE_CHECKING:
 
 _AGAIN = "run forecast again"
 COLUMNS = (
-    "± half of the 95 % interval. AUC: the average over the backfill. gain: the part of the upgrade's improvement that "
-    "users get during the backfill; 100 % would be the new model at once; – if new is not significantly better than "
-    "old. M_0: the start, exact. M_1: the end. falls: the largest drop to a later moment, or its limits. "
-    "to halve: further items that would halve the interval of the AUC; – if half of the gallery is not enough."
+    "± half of the 95 % interval. gain: the share of the upgrade's improvement that users get on average (– = new is "
+    "not clearly better than old). start: exact. largest fall: the largest drop to a later moment, or its limits. "
+    "to halve: further items that would halve the interval of the average; – if half of the gallery is not enough."
 )
-NAMES = ("method", "order", "AUC", "gain", "M_0", "M_1", "falls", "to halve")
+NAMES = ("method", "order", "average", "gain", "start", "end", "largest fall", "to halve")
 # If the chosen queries have as many different lists of right answers or fewer, intervals may be too narrow.
 FEW_LISTS = 50
 # Above this recall, intervals of 95 % held 86 to 94 % (docs/results/forecast.md).
@@ -81,7 +81,10 @@ class ForecastResults:
             for row in self.of(self.metrics[0], order):
                 table.add_row(*map(Text, cells(row)))
             table.add_section()
-        show(None, table, [Text(note, style) for style, note in notes(self)], 2, "report.html or summary.parquet")
+        before = [Text(sentence, "bold") for sentence in findings(self)]
+        before += [Text(sentence, "yellow") for sentence in warnings(self)]
+        after = [Text(note, style) for style, note in notes(self)]
+        show(None, table, after, 2, "report.html or summary.parquet", before)
 
     def plot(self) -> "Figure":
         """Draw the curves with their 95 % intervals. Needs matplotlib."""
@@ -199,14 +202,14 @@ def _lead(found: ForecastResults, metric: str, order: str) -> str:
     best, *rest = found.of(metric, order)
     if not rest:
         return ""
-    first = f"{best.title} has the highest AUC of {metric}"
+    first = f"{best.title} has the highest {metric} on average"
     apart = {pair.other_method for pair in found.pairs(metric, order) if pair.method == best.method and pair.low > 0}
     close = [row.title for row in rest if row.method not in apart]
     if found.is_exact:
         return f"{first}."
     if not close:
-        return f"{first}; the sample is large enough to tell it from every other method."
-    return f"{first}; the sample does not tell it from: {'; '.join(close)}."
+        return f"{first}; the sample shows that it is better than every other method."
+    return f"{first}; the sample does not show that it is better than {'; '.join(close)}."
 
 
 def _disagreement(found: ForecastResults) -> list[str]:
@@ -228,6 +231,34 @@ def _side(found: ForecastResults, metric: str) -> int:
     """1 if the new model is better, -1 if it is worse, 0 if the interval leaves that open."""
     old, (_, low, high) = found.manifest["old"][metric], found.manifest["new"][metric]
     return 1 if low > old else -1 if high < old else 0
+
+
+def decide(found: ForecastResults) -> Decision:
+    """Whether to go ahead, by the primary metric; undecided if another metric contradicts it."""
+    if _disagreement(found):
+        return Decision.OPEN
+    return {1: Decision.GO, 0: Decision.OPEN, -1: Decision.STOP}[_side(found, found.metrics[0])]
+
+
+def as_json(folder: Path) -> dict[str, Any]:
+    """A forecast for programs, as docs/schema/forecast.json describes it; shares, 1.0 = 100 %."""
+    found = read_forecast(folder)
+    document = {
+        "schema": 1,
+        "decision": decide(found),
+        "basis": heading(found),
+        "findings": findings(found),
+        "warnings": warnings(found),
+        "primary_metric": found.metrics[0],
+        "known": found.manifest["known"],
+        "gallery_items": found.manifest["items"],
+        "old": found.manifest["old"],
+        "new": found.manifest["new"],
+        "results": [asdict(row) for row in found.rows],
+        "left_out": found.manifest.get("left_out", {}),
+        "folder": str(folder),
+    }
+    return {name: plain(value) for name, value in document.items()}
 
 
 def ends(found: ForecastResults, metric: str) -> str:
@@ -307,8 +338,7 @@ def rows_in(found: ForecastResults, metric: str) -> list[list[str]]:
 
 def notes(found: ForecastResults) -> list[tuple[str, str]]:
     """(style, sentence) of what stands below the table in a terminal."""
-    said = [*(("yellow", each) for each in warnings(found)), *(("bold", each) for each in findings(found))]
-    said.append(("", width(found.of(found.metrics[0], found.orders[0]))))
+    said = [("", width(found.of(found.metrics[0], found.orders[0])))]
     if others := found.metrics[1:]:
         said.append(("", f"Other metrics, in report.html: {', '.join(others)}."))
     if left_out := found.manifest.get("left_out"):

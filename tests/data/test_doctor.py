@@ -246,8 +246,8 @@ def test_the_command_prints_json_and_says_by_its_code_whether_all_is_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sound, broken = folder(tmp_path / "sound"), folder(tmp_path / "broken", put(0, "old", slice(0, 1), 0))
-    for data, code in ((sound, 0), (broken, 1)):
-        monkeypatch.setattr("sys.argv", ["ray-backfill", "doctor", str(data), "--json"])
+    for data, code in ((sound, 0), (broken, 10)):
+        monkeypatch.setattr("sys.argv", ["ray-backfill", "doctor", str(data), "--json", "--exit-code"])
         if code:
             with pytest.raises(SystemExit) as stopped:
                 main()

@@ -46,10 +46,10 @@ def test_bands_compare_if_half_of_the_shorter_one_is_shared() -> None:
     assert not do_compare(Band(-0.1, 0.4), Band(0.7, 0.9))
 
 
-def folder(path: Path, offset: float, train: int = 800) -> Path:
+def folder(path: Path, offset: float, train: int = 800, gallery: int = 400) -> Path:
     """An old model with an offset, whose cosines fill a narrow band, and a new one without, of 20 classes."""
     made: list[dict[str, np.ndarray]] = []
-    for n, seed in ((400, 1), (60, 2), (train, 3)):
+    for n, seed in ((gallery, 1), (60, 2), (train, 3)):
         rng, label = np.random.default_rng(seed), np.arange(n) % 20
         new = vectors(20, 9)[label] + 0.12 * rng.normal(size=(n, 16))
         old = vectors(20, 9)[label] + 0.20 * rng.normal(size=(n, 16))
@@ -89,8 +89,10 @@ def test_a_simulation_of_such_models_calibrates_by_default(tmp_path: Path) -> No
     assert "simulate with --merges best" in (tmp_path / "raw" / "results" / "report.html").read_text()
 
 
-def test_without_train_items_raw_distances_are_merged_and_this_is_told(tmp_path: Path) -> None:
-    found = rb.simulate(folder(tmp_path / "data", 4.0, train=0), out=tmp_path / "out", methods=("rm_naive",))
+def test_without_items_to_fit_on_raw_distances_are_merged_and_this_is_told(tmp_path: Path) -> None:
+    found = rb.simulate(
+        folder(tmp_path / "data", 4.0, train=0, gallery=200), out=tmp_path / "out", methods=("rm_naive",)
+    )
     assert {row.title for row in found.rows} >= {"RM naive"}
     assert "with a train.parquet, --merges best can mend that" in (tmp_path / "out/results/report.html").read_text()
 

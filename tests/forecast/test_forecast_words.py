@@ -47,8 +47,8 @@ ENDS = "mAP: the old service has 20.0 %, the new model alone 50.0 % (from 48.0 t
     ("rows", "lead"),
     [
         ((A,), []),
-        ((B, A), ["A has the highest AUC of mAP; the sample is large enough to tell it from every other method."]),
-        ((B, A, C), ["A has the highest AUC of mAP; the sample does not tell it from: C."]),
+        ((B, A), ["A has the highest mAP on average; the sample shows that it is better than every other method."]),
+        ((B, A, C), ["A has the highest mAP on average; the sample does not show that it is better than C."]),
     ],
 )
 def test_the_best_method_is_named_with_what_it_is_not_told_from(rows: tuple[ForecastRow, ...], lead: list[str]) -> None:
@@ -70,7 +70,7 @@ def test_metrics_that_disagree_come_first() -> None:
 def test_what_is_exact_needs_no_sample() -> None:
     found = results(A, B, known=1000, new={"mAP": [0.5, 0.5, 0.5]})
     assert heading(found) == "Exact, from all 1,000 new embeddings, judged by 80 queries"
-    assert findings(found)[0] == "A has the highest AUC of mAP."
+    assert findings(found)[0] == "A has the highest mAP on average."
     assert warnings(results(A, known=1000, lists=3)) == []
 
 

@@ -4,22 +4,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ray_backfill.cli import absolute, shown
 from ray_backfill.cli.options import REQUIRED, Options
-from ray_backfill.cli.runs import FolderJob, RecipeJob, Run, check_names, names_folder, prepared, run_options, running
+from ray_backfill.cli.runs import (
+    ExitCode,
+    FolderJob,
+    ForPrograms,
+    RecipeJob,
+    Run,
+    check_names,
+    names_folder,
+    prepared,
+    run_options,
+    running,
+)
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.progress import say
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.learn.methods import POLICIES, all_methods
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes.run.synthetic import SyntheticGallery
 from ray_backfill.workers.settings import EmbedActors, ReplayPlace, Workers
 
+if TYPE_CHECKING:
+    from ray_backfill.data.write import Arrays
+
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateJob(RecipeJob):
+class SimulateJob(RecipeJob, ForPrograms):
     """A run of a whole recipe, from images to the report."""
 
     scale: Literal["demo", "full"] = "demo"
@@ -28,7 +43,7 @@ class SimulateJob(RecipeJob):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateFolderJob(FolderJob):
+class SimulateFolderJob(FolderJob, ForPrograms):
     """A comparison on a folder of embeddings. Methods and merges that lack data are left out, with the reason."""
 
     drop_broken: bool = False
@@ -38,7 +53,7 @@ class SimulateFolderJob(FolderJob):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateArraysJob(Run):
+class SimulateArraysJob(Run, ForPrograms):
     """A comparison on arrays: files of numpy (.npy). Maps are fitted on a random sample of the gallery."""
 
     old_gallery: Path
@@ -68,7 +83,7 @@ def _at_scale() -> Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleJob(Run):
+class ScaleJob(Run, ForPrograms):
     """A run on synthetic embeddings at the size of Google Landmarks v2. It shows scale, not which method is better."""
 
     scale: Literal["full"] = "full"
@@ -99,58 +114,75 @@ def simulate_options(arguments: Sequence[str]) -> Options:
 def run_simulate(job: SimulateFolderJob | SimulateArraysJob | ScaleJob | SimulateJob) -> None:
     """Run, and print the table and the path of the report."""
     check_names(job)
-    from ray_backfill.compare.report import print_first_table, print_table
+    from ray_backfill.compare.report import print_table, read_data
+    from ray_backfill.compare.report.as_json import as_json
+    from ray_backfill.compare.report.verdict import decide
 
-    if isinstance(job, SimulateFolderJob):
-        from ray_backfill.compare.run import evaluate_folder
-        from ray_backfill.data.cleaning import cleaned
+    results = _simulated(job)
 
-        data = absolute("--data", job.data)
-        with running(job) as context:
-            if job.drop_broken:
-                data = cleaned(data, context.out / "cleaned", context.overwrite)
-            results = evaluate_folder(data, job.evaluation, job.fits, context, show_first=print_first_table)
-    elif isinstance(job, SimulateArraysJob):
-        from ray_backfill.compare.run import evaluate_folder
-        from ray_backfill.data.write import load_array, write_arrays
+    def table() -> None:
+        print_table(results)
+        print(f"\nreport: {shown(results / 'report.html')}")
 
-        files = {
-            "old": (job.old_queries, job.old_gallery),
-            "new": (job.new_queries, job.new_gallery),
-            "label": (job.query_labels, job.gallery_labels),
-        }
-        arrays = {name: (load_array(q), load_array(g)) for name, (q, g) in files.items() if q or g}
-        how = job.evaluation
-        if job.gallery_labels is None and not how.truth:
-            how = replace(how, truth=("new-top1",))
-        with running(job) as context:
-            data = write_arrays(context.out / "arrays", arrays)
-            results = evaluate_folder(data, how, job.fits, context, show_first=print_first_table)
-    elif isinstance(job, ScaleJob):
+    found = read_data(results)
+    job.tell(lambda: as_json(found, results), decide(found), table)
+
+
+def _simulated(job: SimulateFolderJob | SimulateArraysJob | ScaleJob | SimulateJob) -> Path:
+    """The folder of the results."""
+    if isinstance(job, ScaleJob):
         from ray_backfill.recipes.run.synthetic import evaluate_synthetic
 
-        print("These embeddings are synthetic: they show scale and arithmetic, not which method is better.")
+        say("These embeddings are synthetic: they show scale and arithmetic, not which method is better.")
         with running(job) as context:
-            results = evaluate_synthetic(job.gallery, job.evaluation, job.fits, context)
-    else:
+            return evaluate_synthetic(job.gallery, job.evaluation, job.fits, context)
+    if isinstance(job, SimulateJob):
         from ray_backfill.recipes.run.pipeline import run_recipe
 
         settings = prepared(job).settings
         with running(job) as context:
-            results = run_recipe(settings, context)
-    print_table(results)
-    print(f"\nreport: {shown(results / 'report.html')}")
+            return run_recipe(settings, context)
+    from ray_backfill.compare.report import print_first_table
+    from ray_backfill.compare.run import evaluate_folder
+    from ray_backfill.data.cleaning import cleaned
+    from ray_backfill.data.write import write_arrays
+
+    how, show_first = job.evaluation, None if job.json else print_first_table
+    if isinstance(job, SimulateArraysJob):
+        arrays = _arrays_of(job)
+        if job.gallery_labels is None and not how.truth:
+            how = replace(how, truth=("new-top1",))
+        with running(job) as context:
+            data = write_arrays(context.out / "arrays", arrays)
+            return evaluate_folder(data, how, job.fits, context, show_first=show_first)
+    data = absolute("--data", job.data)
+    with running(job) as context:
+        if job.drop_broken:
+            data = cleaned(data, context.out / "cleaned", context.overwrite)
+        return evaluate_folder(data, how, job.fits, context, show_first=show_first)
+
+
+def _arrays_of(job: SimulateArraysJob) -> "dict[str, Arrays]":
+    """Column -> arrays of the queries and of the gallery."""
+    from ray_backfill.data.write import load_array
+
+    files = {
+        "old": (job.old_queries, job.old_gallery),
+        "new": (job.new_queries, job.new_gallery),
+        "label": (job.query_labels, job.gallery_labels),
+    }
+    return {name: (load_array(q), load_array(g)) for name, (q, g) in files.items() if q or g}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrillJob(RecipeJob):
+class DrillJob(RecipeJob, ExitCode):
     """A live backfill of a recipe's gallery, under traffic."""
 
     live: LiveSettings = field(default_factory=LiveSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrillFolderJob(FolderJob):
+class DrillFolderJob(FolderJob, ExitCode):
     """A live backfill on a folder of embeddings; the new embeddings come from the folder."""
 
     actors: EmbedActors = field(default_factory=EmbedActors)
@@ -166,6 +198,8 @@ def run_drill(job: DrillFolderJob | DrillJob) -> None:
     """Run the drill, print its table and the path of the report."""
     check_names(job)
     from ray_backfill.drill.report import print_live_table
+    from ray_backfill.drill.report.drill_folder import read_drill
+    from ray_backfill.drill.report.sentences import decide
     from ray_backfill.drill.run import drill_folder
     from ray_backfill.recipes.run.pipeline import drill_recipe
 
@@ -179,3 +213,4 @@ def run_drill(job: DrillFolderJob | DrillJob) -> None:
             results = drill_recipe(settings, job.live, context)
     print_live_table(results)
     print(f"\nreport: {shown(results / 'report.html')}")
+    job.end(decide(read_drill(results)))

@@ -1,25 +1,23 @@
 """``ray-backfill doctor`` and ``report``: what a folder of embeddings, or a run, holds."""
 
-import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ray_backfill.cli import shown
 from ray_backfill.cli.options import REQUIRED, Options
+from ray_backfill.cli.runs import ForPrograms
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.outcome import Decision
 from ray_backfill.core.stages import NotWritableError
 
 
 @dataclass(frozen=True)
-class DoctorJob:
+class DoctorJob(ForPrograms):
     """An examination of a folder of embeddings."""
 
     data: Path
     """Folder with gallery.parquet and, optionally, queries.parquet, train.parquet and validation.parquet."""
-    json: bool = False
-    """Print JSON instead of tables."""
 
 
 def doctor_options(arguments: Sequence[str]) -> Options:
@@ -28,16 +26,12 @@ def doctor_options(arguments: Sequence[str]) -> Options:
 
 
 def run_doctor(job: DoctorJob) -> None:
-    """Print what the folder holds and what is wrong. Exit code 1 if something is."""
+    """Print what the folder holds and what is wrong."""
     from ray_backfill.compare.diagnose import diagnose, print_diagnosis
 
     diagnosis = diagnose(job.data.absolute())
-    if job.json:
-        print(json.dumps(diagnosis.as_json(), indent=2))
-    else:
-        print_diagnosis(diagnosis, str(shown(job.data.absolute())))
-    if not diagnosis.is_sound:
-        sys.exit(1)
+    decision = Decision.GO if diagnosis.is_sound else Decision.OPEN
+    job.tell(diagnosis.as_json, decision, lambda: print_diagnosis(diagnosis, str(shown(job.data.absolute()))))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ray_backfill.cli import absolute, interruptible, shown
 from ray_backfill.cli.options import REQUIRED, Options
-from ray_backfill.cli.runs import Folder, Run, check_names, folder_options, names_folder, running
+from ray_backfill.cli.runs import Folder, ForPrograms, Run, check_names, folder_options, names_folder, running
 from ray_backfill.core.errors import InputError
 from ray_backfill.forecast.settings import SAMPLE_FILE, ForecastSettings, SampleSettings
 from ray_backfill.learn.training.settings import FitSettings
@@ -61,7 +61,7 @@ HIDDEN = ("--device",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForecastJob(Run, Folder):
+class ForecastJob(Run, Folder, ForPrograms):
     """A forecast from a sample of new embeddings."""
 
     out: Path
@@ -89,11 +89,15 @@ def forecast_options(arguments: Sequence[str]) -> Options:
 def run_forecast(job: ForecastJob) -> None:
     """Forecast, and print the table and the path of the report."""
     check_names(job)
-    from ray_backfill.forecast.report import print_forecast
+    from ray_backfill.forecast.report import as_json, decide, print_forecast, read_forecast
     from ray_backfill.forecast.run import forecast_folder
 
     data = absolute("--data", job.data)
     with running(job) as context:
         results = forecast_folder(data, job.sample or data / SAMPLE_FILE, job.new, job.evaluation, job.fits, context)
-    print_forecast(results)
-    print(f"\nreport: {shown(results / 'report.html')}")
+
+    def table() -> None:
+        print_forecast(results)
+        print(f"\nreport: {shown(results / 'report.html')}")
+
+    job.tell(lambda: as_json(results), decide(read_forecast(results)), table)

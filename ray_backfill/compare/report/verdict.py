@@ -13,6 +13,7 @@ from ray_backfill.compare.analyses.cascades import price
 from ray_backfill.compare.results import ResultsData, Row
 from ray_backfill.compare.selection import is_retention, retained
 from ray_backfill.compare.tables import HEAD_ALONE, NEGATIVE_FLIPS_VS_OLD, NEW, OLD, POSITIVE_FLIPS_VS_OLD
+from ray_backfill.core.outcome import Decision
 from ray_backfill.page import Difference
 from ray_backfill.page.numbers import interval, listed, percent, percent_sign, points
 
@@ -335,6 +336,16 @@ def find_situation(results: ResultsData) -> Situation:
     if old is not None and best.auc <= old.auc:
         return Situation.NOT_MIXED
     return Situation.UPGRADE
+
+
+def decide(results: ResultsData) -> Decision:
+    """Whether to go ahead: only if the new model is better, no metric contradicts, and there is something to do."""
+    situation = find_situation(results)
+    if situation is Situation.WORSE and not is_retention(results) and not disagreement(results):
+        return Decision.STOP
+    if is_retention(results) or disagreement(results) or situation not in (Situation.UPGRADE, Situation.NOT_MIXED):
+        return Decision.OPEN
+    return Decision.GO
 
 
 def queries(results: ResultsData) -> int | None:

@@ -3,6 +3,7 @@
 import math
 
 from ray_backfill.compare.selection import GLOSSARY, of_metrics
+from ray_backfill.core.outcome import Decision
 from ray_backfill.drill.report.drill_folder import Drill, Gap, cost, median
 from ray_backfill.drill.tables import CheckpointRow
 from ray_backfill.page.numbers import count, duration, milliseconds, percent_sign, rate, signed_points
@@ -53,6 +54,14 @@ def details(drill: Drill) -> list[str]:
 def is_alarming(drill: Drill) -> bool:
     """Whether an invariant was violated, or the partitions did not add up to the gallery."""
     return drill.total(lambda c: c.violations) > 0 or bool(drill.missing)
+
+
+def decide(drill: Drill) -> Decision:
+    """Stop if items were lost or exact indexes did not serve what they must; undecided if nothing was compared."""
+    gaps = [gap.size for gap in drill.off_exact()]
+    if is_alarming(drill) or any(map(math.isinf, gaps)) or (drill.facts.is_exact and any(gaps)):
+        return Decision.STOP
+    return Decision.GO if gaps else Decision.OPEN
 
 
 def source(drill: Drill) -> str:

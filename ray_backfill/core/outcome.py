@@ -1,0 +1,30 @@
+"""What a finished command says to a program: a decision, its exit code, and results as JSON."""
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+
+class Decision(Enum):
+    """What results say about going on; with ``--exit-code`` a command ends with ``code``."""
+
+    GO = "go ahead"
+    OPEN = "undecided"
+    STOP = "do not upgrade"
+
+    @property
+    def code(self) -> int:
+        """0 to go ahead, 10 if the results leave it open or something was found, 11 to stop."""
+        return {Decision.GO: 0, Decision.OPEN: 10, Decision.STOP: 11}[self]
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it: NaN and infinite numbers are null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(each) for each in value]
+    if isinstance(value, Enum):
+        return value.value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
