@@ -61,7 +61,7 @@ class ExitCode:
 
     def end(self, decision: Decision) -> None:
         """End the process with the code of the decision, if that is asked for."""
-        if self.exit_code:
+        if self.exit_code and decision.code:
             sys.exit(decision.code)
 
 
