@@ -59,10 +59,10 @@ class ExitCode:
     """End with 0 to go ahead, 10 if the results leave it open or something was found, 11 to stop. Without this option
     a finished command ends with 0."""
 
-    def end(self, decision: Decision) -> None:
+    def end(self, decide: Callable[[], Decision]) -> None:
         """End the process with the code of the decision, if that is asked for."""
-        if self.exit_code and decision.code:
-            sys.exit(decision.code)
+        if self.exit_code and (code := decide().code):
+            sys.exit(code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +72,15 @@ class ForPrograms(ExitCode):
     json: bool = False
     """Print JSON instead of tables; docs/json.md has its schema."""
 
-    def tell(self, document: Callable[[], Mapping[str, Any]], decision: Decision, table: Callable[[], None]) -> None:
+    def tell(
+        self, document: Callable[[], Mapping[str, Any]], decide: Callable[[], Decision], table: Callable[[], None]
+    ) -> None:
         """Print the document or the table, and end with the decision if that is asked for."""
         if self.json:
             print(json.dumps(document(), indent=2, ensure_ascii=False))
         else:
             table()
-        self.end(decision)
+        self.end(decide)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ def order_charts(results: ResultsData) -> list[Chart]:
     chart = Chart(
         f"{best.title}: which {choice(results)}?",
         f"{best.metric} (%)",
-        "AUC",
+        "average",
         tuple(curves),
         notes=(*notes, *_bound_note(rows)),
         y_range=range_of(curves),
@@ -115,7 +115,7 @@ def _chart(results: ResultsData, metric: str, variant: Variant) -> Chart:
     return Chart(
         ", ".join((f"{metric} during the backfill", *several)),
         f"{metric} (%)",
-        "AUC",
+        "average",
         tuple(curves),
         (*([metric] if len(results.metrics) > 1 else []), *several),
         notes_on(results.panel(metric, variant)),

@@ -364,7 +364,7 @@ def _chart(found: ForecastResults, metric: str, order: str) -> Chart:
     several = f", {order} order" if len(found.orders) > 1 else ""
     choices = [each for each, all_ in ((metric, found.metrics), (order, found.orders)) if len(all_) > 1]
     return Chart(
-        f"Forecast of {metric} during the backfill{several}", f"{metric} (%)", "AUC", tuple(curves), tuple(choices),
+        f"Forecast of {metric} during the backfill{several}", f"{metric} (%)", "average", tuple(curves), tuple(choices),
         y_range=range_of(curves),
     )  # fmt: skip
 

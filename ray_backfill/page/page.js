@@ -116,4 +116,9 @@ for (const group of document.querySelectorAll(".charts")) {
 }
 document.querySelectorAll("table.sortable").forEach(makeSortable);
 // A phone starts with the first table; the others are one tap away.
-if (matchMedia("(max-width: 700px)").matches) document.querySelectorAll("details").forEach((part) => { part.open = false; });
+if (matchMedia("(max-width: 700px)").matches) document.querySelectorAll("details:not(.topic)").forEach((part) => { part.open = false; });
+// Not every browser unfolds what a link leads to, and paper shows what is unfolded.
+const unfold = () => { const to = document.getElementById(location.hash.slice(1))?.closest("details"); if (to) to.open = true; };
+addEventListener("hashchange", unfold);
+addEventListener("beforeprint", () => document.querySelectorAll(".topic").forEach((part) => { part.open = true; }));
+unfold();

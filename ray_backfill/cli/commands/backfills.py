@@ -124,8 +124,7 @@ def run_simulate(job: SimulateFolderJob | SimulateArraysJob | ScaleJob | Simulat
         print_table(results)
         print(f"\nreport: {shown(results / 'report.html')}")
 
-    found = read_data(results)
-    job.tell(lambda: as_json(found, results), decide(found), table)
+    job.tell(lambda: as_json(read_data(results), results), lambda: decide(read_data(results)), table)
 
 
 def _simulated(job: SimulateFolderJob | SimulateArraysJob | ScaleJob | SimulateJob) -> Path:
@@ -133,7 +132,8 @@ def _simulated(job: SimulateFolderJob | SimulateArraysJob | ScaleJob | SimulateJ
     if isinstance(job, ScaleJob):
         from ray_backfill.recipes.run.synthetic import evaluate_synthetic
 
-        say("These embeddings are synthetic: they show scale and arithmetic, not which method is better.")
+        tell = say if job.json else print
+        tell("These embeddings are synthetic: they show scale and arithmetic, not which method is better.")
         with running(job) as context:
             return evaluate_synthetic(job.gallery, job.evaluation, job.fits, context)
     if isinstance(job, SimulateJob):
@@ -213,4 +213,4 @@ def run_drill(job: DrillFolderJob | DrillJob) -> None:
             results = drill_recipe(settings, job.live, context)
     print_live_table(results)
     print(f"\nreport: {shown(results / 'report.html')}")
-    job.end(decide(read_drill(results)))
+    job.end(lambda: decide(read_drill(results)))

@@ -31,7 +31,7 @@ def run_doctor(job: DoctorJob) -> None:
 
     diagnosis = diagnose(job.data.absolute())
     decision = Decision.GO if diagnosis.is_sound else Decision.OPEN
-    job.tell(diagnosis.as_json, decision, lambda: print_diagnosis(diagnosis, str(shown(job.data.absolute()))))
+    job.tell(diagnosis.as_json, lambda: decision, lambda: print_diagnosis(diagnosis, str(shown(job.data.absolute()))))
 
 
 @dataclass(frozen=True)

@@ -100,4 +100,4 @@ def run_forecast(job: ForecastJob) -> None:
         print_forecast(results)
         print(f"\nreport: {shown(results / 'report.html')}")
 
-    job.tell(lambda: as_json(results), decide(read_forecast(results)), table)
+    job.tell(lambda: as_json(results), lambda: decide(read_forecast(results)), table)

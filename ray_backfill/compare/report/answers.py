@@ -59,7 +59,7 @@ def runner_up(results: ResultsData) -> str:
     if lead is not None and math.isfinite(lead.low):
         apart = f"; {points(lead.value)} behind (95 % interval {interval(lead.low, lead.high)})"
         apart += "" if lead.low > 0 else ", so these queries do not distinguish the two"
-    return f"Next best: {second.title}, AUC {percent_sign(second.auc)}{gain}{apart}."
+    return f"Next best: {second.title}, {percent_sign(second.auc)} on average{gain}{apart}."
 
 
 def warnings(results: ResultsData) -> tuple[str, ...]:
@@ -118,12 +118,12 @@ def fall_in_words(row: Row) -> str:
 def _when(results: ResultsData, best: Row) -> tuple[str, ...]:
     sentences = []
     for row in results.in_all_metrics(best):
-        steps = [(row.passes_old_at, "is as good as the old service")]
+        steps = [(row.passes_old_at, "as good as the old service")]
         if math.isfinite(row.gain):
-            steps.append((row.half_gain_at, "has half of the improvement"))
-        steps.append((row.passes_new_at, "is as good as the new model alone"))
-        told = [f"{words} {_from(t)}" for t, words in steps]
-        sentences.append(f"{row.metric} {listed(told, 'and')}.")
+            steps.append((row.half_gain_at, "half of the improvement"))
+        steps.append((row.passes_new_at, "as good as the new model"))
+        moments = ", ".join(f"{words} {_from(t)}" for t, words in steps)
+        sentences.append(f"{row.metric}: {moments}{' of the backfill' * moments.endswith('%')}.")
         if row.starts_at_old == UNDECIDED:
             sentences.append(
                 f"Whether {row.metric} is lower at the start than in the old service is left open by these queries."
@@ -172,7 +172,7 @@ def _machine_time(timings_s: Mapping[str, float]) -> list[str]:
 
 def _query_cost(mine: CostRow, new: CostRow | None) -> str:
     models = "both models" if "+" in mine.query_models else f"the {mine.query_models} model"
-    sentence = f"While the backfill runs, each query is embedded by {models}"
+    sentence = f"Each query is embedded by {models}"
     total = mine.query_backbone_macs + mine.query_macs
     if new is not None and math.isfinite(total) and new.query_backbone_macs > 0:
         more = total / new.query_backbone_macs - 1
@@ -186,11 +186,10 @@ def _risk(results: ResultsData, best: Row) -> tuple[str, ...]:
     if lost is not None:
         new = results.reference(NEW)
         end = results.line(new, NEGATIVE_FLIPS_VS_OLD) if new is not None else None
-        finished = f" (the finished upgrade alone: {percent_sign(end.value[-1])})" if end is not None else ""
+        finished = f" (finished upgrade: {percent_sign(end.value[-1])})" if end is not None else ""
         sentences.append(
-            f"At any one moment, up to {percent_sign(best.negative_flips_vs_old_max)} of all queries lose the right "
-            f"first result that the old service gives them, {percent_sign(lost.value[0])} on the day of the "
-            f"switch{finished}."
+            f"At worst, {percent_sign(best.negative_flips_vs_old_max)} of the queries lose a right first result of the "
+            f"old service, {percent_sign(lost.value[0])} on the day of the switch{finished}."
         )
     for row in results.in_all_metrics(best):
         if row.starts_at_old == NO:
@@ -235,7 +234,7 @@ def _from(t: float) -> str:
     if not math.isfinite(t):
         return "at no time"
     ends = {0.0: "from the start", 1.0: "only at the end"}
-    return ends.get(t, f"from {percent_sign(t, 0)} of the backfill on")
+    return ends.get(t, f"from {percent_sign(t, 0)}")
 
 
 def _bytes(data: Mapping[str, Any], dim: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 from ray_backfill.compare import charts, selection
 from ray_backfill.compare.analyses import sections
 from ray_backfill.compare.report import answers
-from ray_backfill.compare.report.verdict import verdict
+from ray_backfill.compare.report.terminal import MOST_WARNINGS
+from ray_backfill.compare.report.verdict import basis, in_two, verdict
 from ray_backfill.compare.results import ResultsData, Row, Variant
 from ray_backfill.compare.tables import OLD
 from ray_backfill.page.heading import date_of, name_of, recipe_of, top_notes, without_folders
@@ -32,6 +33,7 @@ def render(results: ResultsData) -> str:
     """The HTML page."""
     manifest, tables, analyses = results.manifest, heat_tables(results), sections(results)
     invented, warnings = top_notes(manifest.data, answers.warnings(results))
+    act, rest = in_two(verdict(results))
     template = page_environment(Path(__file__).parent).get_template("report.html.jinja")
     seed = [("seed", str(manifest.seed))] if manifest.seed is not None else []
     return template.render(
@@ -42,7 +44,9 @@ def render(results: ResultsData) -> str:
         date=date_of(manifest.created),
         invented=bind(invented),
         warnings=[bind(warning) for warning in warnings],
-        verdict=bind(verdict(results)),
+        act=bind(act),
+        rest=bind(" ".join(filter(None, (rest, basis(results))))),
+        most_warnings=MOST_WARNINGS,
         questions=_questions(results),
         gain_in_words=selection.explained(results),
         oracle_note=selection.ORACLE_NOTE,
@@ -94,7 +98,8 @@ def _questions(results: ResultsData) -> list[tuple[str, list[str]]]:
     is_recommended = bool(found["when"])
     told = {name: [s for s in found[name] if s != verdict(results)] for name in QUESTIONS}
     if is_recommended and best is not None:
-        told["which"].insert(0, f"Best: {best.title}, AUC {percent_sign(best.auc)}.")
+        value = percent_sign(best.auc, results.digits(best.metric))
+        told["which"].insert(0, f"{best.title[:1].upper()}{best.title[1:]}: {value} {best.metric} on average.")
     return [
         (question if is_recommended else "", [bind(sentence) for sentence in told[name]])
         for name, question in QUESTIONS.items()
@@ -129,7 +134,7 @@ def _number_line(results: ResultsData, row: Row, is_primary: bool) -> Line:
     marks = ("", "", "") if row.is_end else answers.conditions(results, row)
     line = [
         *_named(results, row),
-        ("AUC", number(percent(row.auc), row.auc, "key")),
+        ("average", number(percent(row.auc), row.auc, "key")),
         ("95 % interval", limits(row.auc_low, row.auc_high)),
     ]
     steps = [("as old from", row.passes_old_at), ("as new from", row.passes_new_at)]
@@ -218,8 +223,8 @@ def orders_table(results: ResultsData) -> PageTable | None:
             [
                 ("method", Cell(row.title)),
                 ("best label-free order", word(row.order)),
-                ("AUC", share(row.auc)),
-                ("AUC in random order", share(random.auc)),
+                ("average", share(row.auc)),
+                ("average in random order", share(random.auc)),
                 ("difference", share(value)),
                 ("95 % interval", limits(low, high)),
             ]
@@ -234,7 +239,7 @@ def tuned_table(results: ResultsData) -> PageTable | None:
             ("method", Cell(results.titles.get(each.method, each.method))),
             ("settings tried", number(str(each.trials), each.trials)),
             ("chosen", word(", ".join(f"{name} {_plain(value)}" for name, value in each.values.items()))),
-            (f"AUC {each.metric} there", share(math.nan if each.score is None else each.score)),
+            (f"average {each.metric} there", share(math.nan if each.score is None else each.score)),
             ("as given", share(math.nan if each.given is None else each.given)),
         ]
         for each in results.manifest.tuned
@@ -271,8 +276,8 @@ def _heat_table(results: ResultsData, what: str, variants: Mapping[str, Variant]
         real = [r.auc for r in cells if r is not None and not r.is_bound and math.isfinite(r.auc)]
         heat = [_heat(cell, low, high, max(real, default=math.inf)) for cell in cells]
         if any(cells):
-            lines.append([(f"AUC {row.metric}", Cell(results.name(row))), *zip(variants, heat, strict=True)])
-    return table_of(f"AUC of each method by {what}", lines, "heat") if lines else None
+            lines.append([(f"average {row.metric}", Cell(results.name(row))), *zip(variants, heat, strict=True)])
+    return table_of(f"average of each method by {what}", lines, "heat") if lines else None
 
 
 def _heat(row: Row | None, low: float, high: float, best: float) -> Cell:

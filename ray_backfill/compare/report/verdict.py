@@ -60,6 +60,12 @@ def verdict(results: ResultsData) -> str:
     return _recommendation(results)
 
 
+def in_two(said: str) -> tuple[str, str]:
+    """The first sentence of a verdict, which says what to do, and the others."""
+    first, dot, others = said.partition(". ")
+    return f"{first}{dot.strip()}", others
+
+
 def _depends(results: ResultsData) -> str:
     """What to do if the new model is not better by the first metric, and another one contradicts it."""
     others = [metric for metric, side in _against(results).items() if side == 1]
@@ -123,7 +129,8 @@ def basis(results: ResultsData) -> str:
     data, step = results.manifest.data, upgrade(results)
     old, new, metric = results.reference(OLD), results.reference(NEW), results.primary
     asked, items = queries(results), data.get("gallery_items")
-    counts = [f"{asked:,} queries"] * (asked is not None) + [f"{items:,} gallery items"] * (items is not None)
+    known = ((asked, "queries"), (items, "gallery items"))
+    counts = [f"{number:,} {what}" for number, what in known if number is not None]
     said = f"This rests on {listed(counts, 'and')}." if counts else ""
     if old is None or new is None or step is None or is_retention(results) or find_situation(results) in _NOT_BETTER:
         return said

@@ -8,7 +8,8 @@ class Page(HTMLParser):
 
     rows: of all tables, without the text for screen readers. tags, addresses: what the page consists of and refers to.
     labels: what a screen reader is told about charts and scroll boxes. lines: keys of drawn lines, chart by chart.
-    legends: title and number of each line, chart by chart. headings: of any level. open: rows outside of folded parts.
+    legends: title and number of each line, chart by chart. headings: of any level. open: rows outside of folded parts;
+    topics count as unfolded.
     """
 
     def __init__(self, text: str) -> None:
@@ -40,7 +41,7 @@ class Page(HTMLParser):
             self.legends.append({})
         if tag == "g" and "line" in css:
             self.lines[-1].add(found["data-key"])
-        if tag == "details" and "open" not in found:
+        if tag == "details" and "open" not in found and "topic" not in css:
             self._folded += 1
         if tag == "tr":
             self.rows.append([])

@@ -23,8 +23,8 @@ def test_orders_at_the_first_merge_and_merges_at_the_first_real_order(tmp_path: 
     folder = write_results(tmp_path, orders=("oracle_loss", "score", "random"), merges=("raw", "csls"))
     (by_order, orders), (by_merge, merges) = heat_tables(read_results(folder))
     assert (by_order, by_merge) == ("By order, raw merge", "By merge, score order")
-    assert [head.label for head in orders.heads] == ["AUC mAP", "oracle_loss †", "score", "random"]
-    assert [head.label for head in merges.heads] == ["AUC mAP", "raw", "csls"]
+    assert [head.label for head in orders.heads] == ["average mAP", "oracle_loss †", "score", "random"]
+    assert [head.label for head in merges.heads] == ["average mAP", "raw", "csls"]
     cells = cells_of(orders)
     assert list(cells) == ["full RM", "BCT", "RM naive"]
     assert [cell.text for cell in cells["full RM"]] == ["53.0", "52.0", "51.0"]
