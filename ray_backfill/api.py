@@ -53,8 +53,10 @@ def simulate(
 ) -> "Results":
     """Compare upgrade methods on a folder of embeddings, as ``ray-backfill simulate --data`` does, or on arrays.
 
-    >>> results = rb.simulate(old=(old_queries, old_gallery), new=(new_queries, new_gallery))
-    >>> results.show()
+    >>> results = rb.simulate("my_embeddings", methods=["rm_naive", "ridge_gallery"], out="runs/mine")
+    >>> provisional = rb.simulate(old=(old_queries, old_gallery), new=(new_queries, new_gallery), points=3)
+    >>> provisional.manifest.data["queries"], "ridge_gallery" in provisional.methods
+    (120, True)
 
     The other arguments are the command's options of these names, see ``Evaluation``; ``methods()``, ``orders()`` and
     ``merges()`` list the names. The old and the new model always take part.
@@ -144,6 +146,9 @@ def sample(
 ) -> pd.DataFrame:
     """Choose the gallery items to embed for a forecast, as ``ray-backfill sample`` does.
 
+    >>> len(rb.sample("my_embeddings", 200))
+    200
+
     Args:
         data: Folder with the gallery's old embeddings and the queries' embeddings by both models.
         budget: Number of items to choose. 1 to 2 % of a large gallery are a good start.
@@ -186,6 +191,10 @@ def forecast(
     overwrite: bool = False,
 ) -> "ForecastResults":
     """Forecast the curves from the new embeddings of a sample, as ``ray-backfill forecast`` does.
+
+    >>> forecast = rb.forecast("my_embeddings", methods="rm_naive", metrics="mAP@100")
+    >>> forecast.summary[["method", "auc_low", "auc", "auc_high"]].shape
+    (1, 4)
 
     Args:
         data: Folder with the gallery's old embeddings and the queries' embeddings by both models.

@@ -31,6 +31,10 @@ def write_folder(
 ) -> Path:
     """Write embeddings of two models as a folder that ``simulate`` and ``read_folder`` take.
 
+    >>> gallery = {"old": old_gallery, "new": new_gallery, "label": label}
+    >>> queries = {"old": old_queries, "new": new_queries, "label": query_label}
+    >>> path = rb.write_folder("my_embeddings", gallery, queries)
+
     Args:
         path: The folder to write. Files of an earlier call are replaced.
         gallery: Columns by name, as a mapping or a pandas frame; N values each. ``old`` and ``new``: (N, d) embeddings

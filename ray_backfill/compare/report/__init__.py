@@ -139,6 +139,10 @@ class Results(ResultsData):
     ) -> Differences:
         """How much higher the AUC of a method is than that of others, with paired 95 % bootstrap intervals.
 
+        >>> results = rb.read_results("runs/mine")
+        >>> results.compare("ridge_gallery", "rm_naive").frame.verdict.tolist()
+        ['better']
+
         Args:
             method: Name of the method; by default the best one.
             *others: Names of the methods to compare it with; by default all that it was compared with, and the method
@@ -208,6 +212,9 @@ class Results(ResultsData):
 
 def read_results(folder: str | Path) -> Results:
     """Read the results of a simulation.
+
+    >>> rb.read_results("runs/mine").methods
+    ('old', 'new', 'rm_naive', 'ridge_gallery')
 
     Args:
         folder: The folder of the run (``--out``), or its folder ``results``.

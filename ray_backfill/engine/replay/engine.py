@@ -79,6 +79,13 @@ def replay(
 
     At progress t, the forward system serves the first floor(t * N) items of the order.
 
+    >>> before = rb.RetrievalSystem(old_queries, old_gallery)
+    >>> after = rb.RetrievalSystem(new_queries, new_gallery)
+    >>> truth = rb.GroundTruth.from_labels(query_label, label)
+    >>> curve = rb.replay(rb.UpgradePair(before, after), truth, "random", metrics="mAP")
+    >>> curve.values["mAP"][0] < curve.values["mAP"][-1]
+    True
+
     Source: rank merge, eq. 5.
 
     Cost: two float32 matrix products of Q x N x d, plus about half as much; hardly more for more points. Memory in
