@@ -83,7 +83,7 @@ def replay(
     >>> after = rb.RetrievalSystem(new_queries, new_gallery)
     >>> truth = rb.GroundTruth.from_labels(query_label, label)
     >>> curve = rb.replay(rb.UpgradePair(before, after), truth, "random", metrics="mAP")
-    >>> curve.values["mAP"][0] < curve.values["mAP"][-1]
+    >>> bool(curve.values("mAP")[0] < curve.values("mAP")[-1])
     True
 
     Source: rank merge, eq. 5.
