@@ -19,12 +19,12 @@ class Decision(Enum):
         return {Decision.GO: 0, Decision.OPEN: 10, Decision.STOP: 11}[self]
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """The value as JSON has it: NaN and infinite numbers are null."""
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): json_value(each) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plain(each) for each in value]
+        return [json_value(each) for each in value]
     if isinstance(value, Enum):
         return value.value
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ray_backfill.compare.tables import NEW, OLD
-from ray_backfill.core.outcome import Decision, plain
+from ray_backfill.core.outcome import Decision, json_value
 from ray_backfill.core.schema import frame, read_manifest, read_table, rows_of
 from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 from ray_backfill.page.charts import REFERENCE_STYLES, Chart, DrawnCurve, Interval, numbered_style, range_of
@@ -258,7 +258,7 @@ def as_json(folder: Path) -> dict[str, Any]:
         "left_out": found.manifest.get("left_out", {}),
         "folder": str(folder),
     }
-    return {name: plain(value) for name, value in document.items()}
+    return {name: json_value(value) for name, value in document.items()}
 
 
 def ends(found: ForecastResults, metric: str) -> str:

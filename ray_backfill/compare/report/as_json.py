@@ -7,7 +7,7 @@ from typing import Any
 from ray_backfill.compare.report.answers import conditions, warnings
 from ray_backfill.compare.report.verdict import basis, decide, next_command, queries, verdict
 from ray_backfill.compare.results import ResultsData, Row
-from ray_backfill.core.outcome import plain
+from ray_backfill.core.outcome import json_value
 
 # Keys of a row that are columns of summary.parquet.
 _SAME = ("method", "title", "order", "merge", "metric", "gain", "gain_low", "gain_high", "start", "end", "largest_fall")
@@ -30,7 +30,7 @@ def as_json(results: ResultsData, folder: Path) -> dict[str, Any]:
         "left_out": [asdict(each) for each in results.manifest.left_out],
         "folder": str(folder),
     }
-    return {name: plain(value) for name, value in document.items()}
+    return {name: json_value(value) for name, value in document.items()}
 
 
 def _row(results: ResultsData, row: Row) -> dict[str, Any]:
