@@ -120,7 +120,7 @@ def _when(results: ResultsData, best: Row) -> tuple[str, ...]:
     for row in results.in_all_metrics(best):
         steps = [(row.passes_old_at, "as good as the old service")]
         if math.isfinite(row.gain):
-            steps.append((row.half_gain_at, "half of the improvement"))
+            steps.append((row.half_gain_at, "half the improvement"))
         steps.append((row.passes_new_at, "as good as the new model"))
         moments = ", ".join(f"{words} {_from(t)}" for t, words in steps)
         sentences.append(f"{row.metric}: {moments}{' of the backfill' * moments.endswith('%')}.")

@@ -402,9 +402,9 @@ def test_the_four_answers(tmp_path: Path) -> None:
     results = read_results(write_costs(write_results(tmp_path), query_backbone_macs=1_000_000))
     found = answer(results)
     assert found.when == (
-        "mAP: as good as the old service from the start, half of the improvement from 50 %, as good as the new model "
+        "mAP: as good as the old service from the start, half the improvement from 50 %, as good as the new model "
         "only at the end.",
-        "CMC@1: as good as the old service from the start, half of the improvement from 50 %, as good as the new model "
+        "CMC@1: as good as the old service from the start, half the improvement from 50 %, as good as the new model "
         "only at the end.",
         "These are averages over all queries; a loss of at most 0.5 points counts as none.",
     )
