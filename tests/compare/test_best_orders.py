@@ -54,8 +54,8 @@ def test_the_page_shows_them(tmp_path: Path, settings: dict[str, Any], words: st
     assert [
         "method",
         "best label-free order",
-        "AUC",
-        "AUC in random order",
+        "average",
+        "average in random order",
         "difference",
         "95 % interval",
     ] in shown.rows
