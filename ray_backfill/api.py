@@ -154,7 +154,7 @@ def sample(
         budget: Number of items to choose. 1 to 2 % of a large gallery are a good start.
         add: Instead, extend the sample by this many items; what it has stays in it.
         out: File to write; by default sample.parquet in the folder.
-        truth: What is a right answer, as for ``simulate``.
+        truth: Which items count as right answers, as for ``simulate``.
         distance: "cosine" or "l2".
         seed: Random seed of the sample.
 

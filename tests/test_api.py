@@ -250,7 +250,7 @@ def test_cutoffs_are_translated_and_what_they_show_is_counted(folder: Path, tmp_
     made = (tmp_path / "results" / "cutoffs.parquet").stat().st_mtime_ns
     rb.simulate(folder, out=tmp_path, **options)
     assert (tmp_path / "results" / "cutoffs.parquet").stat().st_mtime_ns == made
-    assert "What becomes of score cut-offs?" in (tmp_path / "results" / "report.html").read_text()
+    assert "How should score cut-offs change?" in (tmp_path / "results" / "report.html").read_text()
 
 
 def test_embeddings_may_lie_in_the_folder_of_the_run(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ class Evaluation:
     margin: float = 0.005
     """Largest loss of quality that still counts as none, as a share: 0.005 is half a percentage point."""
     truth: tuple[str, ...] = ()
-    """What is a right answer: labels, positives, known-item COLUMN, qrels FILE, clicks SOURCE, or new-topK: what the
-    finished upgrade finds first. Default: the queries' positives, otherwise labels."""
+    """Which items count as right answers: labels, positives, known-item COLUMN, qrels FILE, clicks SOURCE, or new-topK:
+    what the finished upgrade finds first. Default: the queries' positives, otherwise labels."""
     filter: str = ""
     """Column of queries and gallery, such as the tenant: a query finds only items with its own value. Default: none."""
     slices: tuple[str, ...] = ()

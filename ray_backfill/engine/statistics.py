@@ -80,7 +80,7 @@ def gain_draws(method: NDArray[np.float64], old: NDArray[np.float64], new: NDArr
 
 # Means of float64 shares differ by less than this if they are mathematically equal.
 ROUNDING = 1e-12
-# Drops whose bootstrap draws vary less than this do not vary: they come from no query.
+# Below this spread, a drop is treated as deterministic.
 _STILL = 1e-8
 
 

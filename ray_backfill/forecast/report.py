@@ -218,7 +218,7 @@ def _disagreement(found: ForecastResults) -> list[str]:
     against = [metric for metric in found.metrics if _side(found, metric) not in (0, own)]
     if not against:
         return []
-    of_side = {1: "is better", -1: "is worse", 0: "is not told from the old one"}
+    of_side = {1: "is better", -1: "is worse", 0: "is not distinguishable from the old one"}
     old, new = found.manifest["old"], found.manifest["new"]
     said = [
         f"by {metric} it {of_side[_side(found, metric)]} ({percent(old[metric])} \u2192 {percent(new[metric][0])})"

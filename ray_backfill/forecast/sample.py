@@ -199,7 +199,7 @@ def closest_stand_ins(form: ProductForm, truth: GroundTruth) -> FindClose:
 
 @dataclass(frozen=True, eq=False)
 class StoredSample:
-    """A sample with the settings of which it was made. round_n: (n,) round of each item, from 1 on."""
+    """A sample and the settings that it was drawn with. round_n: (n,) round of each item, from 1 on."""
 
     sample: Sample
     settings: SampleSettings

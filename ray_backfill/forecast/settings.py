@@ -25,8 +25,8 @@ class SampleSettings:
     seed: int = 0
     """Random seed for the sample."""
     truth: tuple[str, ...] = ()
-    """What is a right answer: labels, positives, known-item COLUMN, qrels FILE. Default: the queries' positives,
-    otherwise labels."""
+    """Which items count as right answers: labels, positives, known-item COLUMN, qrels FILE. Default: the queries'
+    positives, otherwise labels."""
     distance: str = "cosine"
     """Distance between embeddings: cosine or l2."""
 

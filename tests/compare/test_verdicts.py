@@ -61,7 +61,7 @@ def test_a_harmful_upgrade(tmp_path: Path) -> None:
 
 def test_models_that_are_alike(tmp_path: Path) -> None:
     results = run(tmp_path, 60, 1.0, 1.0)
-    assert results.verdict.startswith("Do not upgrade on this evidence: these queries do not tell the new model from ")
+    assert results.verdict.startswith("Do not upgrade on this evidence: these queries cannot distinguish the new ")
     assert results.summary[["gain", "gain_low", "gain_high"]].isna().all(axis=None)
 
 

@@ -347,7 +347,7 @@ def test_missing_sources_are_named(tmp_path: Path) -> None:
     for text, message in (
         ("nowhere", "nowhere does not exist"),
         ("", "is empty"),
-        ("a b:c", "is no source of vectors"),
+        ("a b:c", "is not a recognised vector source"),
     ):
         with pytest.raises(InputError, match=message):
             import_split(tmp_path / "gallery.parquet", [text], PLAIN, False, False)

@@ -40,7 +40,7 @@ def import_options(arguments: Sequence[str]) -> Options:
 
 
 def run_import(job: ImportJob) -> None:
-    """Import each split that is given, and print what came of it."""
+    """Import each split that is given, and print a summary."""
     given = {split: getattr(job, split) for split in SPLITS if getattr(job, split)}
     if not given:
         raise InputError("nothing to import: give --gallery, --queries, --train or --validation")

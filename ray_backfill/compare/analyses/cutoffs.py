@@ -1,4 +1,4 @@
-"""What becomes of score cut-offs: ``compare.cutoffs`` translates them to the systems of each method, and counts."""
+"""How score cut-offs should change: ``compare.cutoffs`` translates them to the systems of each method, and counts."""
 
 import math
 from collections.abc import Sequence
@@ -134,7 +134,7 @@ def section(results: ResultsData) -> page.Section | None:
     )
     names = sum(head.css == "name" for head in table.heads)
     return page.Section(
-        "What becomes of score cut-offs?",
+        "How should score cut-offs change?",
         [*parts, page.Title(title), table, page.Note(" ".join((*notes, ends)))],
         printed=page.Printed(few, told[True] if best else [], notes, names + 3, "report.html or cutoffs.parquet"),
     )

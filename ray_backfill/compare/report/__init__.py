@@ -74,7 +74,7 @@ class Results(ResultsData):
 
     @property
     def cutoffs(self) -> "tuple[CutoffRow, ...]":
-        """What becomes of score cut-offs; () if none was given."""
+        """How score cut-offs should change; () if none was given."""
         return self.table_of("cutoffs")
 
     @cached_property

@@ -126,7 +126,7 @@ def _when(results: ResultsData, best: Row) -> tuple[str, ...]:
         sentences.append(f"{row.metric}: {moments}{' of the backfill' * moments.endswith('%')}.")
         if row.starts_at_old == UNDECIDED:
             sentences.append(
-                f"Whether {row.metric} is lower at the start than in the old service is left open by these queries."
+                f"Too few queries to say whether {row.metric} is lower at the start than in the old service."
             )
     margin = points(results.manifest.margin)
     return (*sentences, f"These are averages over all queries; a loss of at most {margin} counts as none.")

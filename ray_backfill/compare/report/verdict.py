@@ -26,7 +26,7 @@ _SAME = 1e-9
 _FIRST = "CMC@1"
 # Options that say what is compared; the next command takes them over.
 _OF_DATA = {"--data", "--recipe", "--data-root", "--seed"}
-_WORDS = {1: "better", -1: "worse", 0: "not told apart from the old one by these queries"}
+_WORDS = {1: "better", -1: "worse", 0: "not distinguishable from the old one by these queries"}
 
 
 class Situation(Enum):
@@ -101,7 +101,8 @@ def _recommendation(results: ResultsData) -> str:
         return f"Do not upgrade: the new model is worse than the old one, with {both}."
     if situation is Situation.EQUAL:
         return (
-            f"Do not upgrade on this evidence: these queries do not tell the new model from the old one, with {both}."
+            "Do not upgrade on this evidence: these queries cannot distinguish the new model from the old one, with "
+            f"{both}."
         )
     if situation is Situation.ONLY_CASCADES:
         return f"Only cascades were compared, which embed items for every query. {_of_cascade(results, old)}"

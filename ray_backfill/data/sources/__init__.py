@@ -125,7 +125,7 @@ def open_source(text: str) -> Source:
     if re.fullmatch(r"[\w./~-]+", text) and not Path(text).exists():
         raise InputError(f"{text} does not exist")
     known = "; ".join(f"{kind.name}: {kind.example}" for kind in all_kinds())
-    raise InputError(f"{text!r} is no source of vectors that is known here. {known}")
+    raise InputError(f"{text!r} is not a recognised vector source. {known}")
 
 
 def _hidden(source: Source) -> Source:

@@ -27,7 +27,7 @@ _ITEMS, _QUERIES = 1_000, 300
 _MOMENTS = {0.0: 0.25, 0.5: 0.5, 1.0: 0.25}
 # Without labels, right is what the finished upgrade finds first.
 _NEAREST = 10
-# With fewer queries in a half, a merge that is fitted is not told from chance.
+# With fewer queries in a half, a fitted merge cannot be distinguished from chance.
 _FEWEST = 20
 # Larger than every distance, and small enough that score maps can continue to it.
 _BEHIND = 1e30

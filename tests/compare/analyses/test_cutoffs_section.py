@@ -1,4 +1,4 @@
-"""What becomes of score cut-offs, in hand-made results: the table, the sentences, and nothing if none was given."""
+"""How should score cut-offs change, in hand-made results: the table, the sentences, and nothing if none was given."""
 
 import math
 from collections.abc import Sequence
@@ -111,7 +111,7 @@ def test_terminal_and_page_have_the_table(tmp_path: Path, monkeypatch: pytest.Mo
     assert "Full RM, quantile merge: 0.85 becomes 0.71" in " ".join(text.split()), "of the best method"
     assert "RM naive, quantile merge: 0.85 becomes" not in " ".join(text.split())
     page = Page(html.render(results))
-    assert "What becomes of score cut-offs?" in page.headings
+    assert "How should score cut-offs change?" in page.headings
     assert [*wanted, "12", "13.25", "50.0", "55.0"] in page.open
     assert page.text.count("quantile merge: 0.85 becomes") == 4, "new, offline, RM naive and full RM"
 

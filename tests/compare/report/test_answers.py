@@ -270,7 +270,8 @@ def test_metrics_that_disagree_are_told_in_the_first_line(tmp_path: Path) -> Non
     assert "lose one). Merge online with RM naive: users get 20 % of the upgrade’s improvement" in useful
     alike = verdict(disagreeing(tmp_path / "alike", 0.31, 0.515))
     assert alike.startswith(
-        "The new model is not told apart from the old one by these queries by mAP (30.0 → 31.0) but better by CMC@1 ("
+        "The new model is not distinguishable from the old one by these queries by mAP (30.0 → 31.0) but better by "
+        "CMC@1 ("
     )
     worse = verdict(disagreeing(tmp_path / "worse", 0.31, 0.45))
     assert worse.endswith(" lose one). Do not upgrade on this evidence.")
@@ -286,7 +287,8 @@ def test_metrics_that_may_agree_are_not_said_to_disagree(tmp_path: Path) -> None
 def test_models_that_are_alike_are_not_an_upgrade(tmp_path: Path) -> None:
     results = results_of(tmp_path, "old", "rm_naive", new=flat("new", 0.31))
     assert verdict(results).startswith(
-        "Do not upgrade on this evidence: these queries do not tell the new model from the old one, with 31.0 % mAP "
+        "Do not upgrade on this evidence: these queries cannot distinguish the new model from the old one, with "
+        "31.0 % mAP "
     )
     assert "improvement" not in " ".join(answer(results).which)
 
@@ -425,7 +427,7 @@ def test_the_four_answers(tmp_path: Path) -> None:
 
 def test_a_start_that_is_not_decided_is_not_told_as_safe(tmp_path: Path) -> None:
     unsure = ("RM", (0.40, 0.55, 0.62), 0.53, 0.5233, 1.15, YES, 0.0, UNDECIDED, YES, 0.031)
-    words = "Whether mAP is lower at the start than in the old service is left open by these queries."
+    words = "Too few queries to say whether mAP is lower at the start than in the old service."
     assert words in answer(results_of(tmp_path / "a", "old", "new", rm=unsure)).when
     assert words not in answer(results_of(tmp_path / "b")).when
 
