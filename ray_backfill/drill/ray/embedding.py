@@ -46,24 +46,21 @@ Embed = Callable[[IntArray, tuple[str, ...]], Embedded]
 class Pacer:
     """An actor that paces all embedding actors, so that together they keep to one rate.
 
-    It also counts how many of them have started: more than expected means that some have died. Ray starts it again if
-    it dies, and repeats calls; it then counts from zero.
+    It also notes which of them it has let through: more than expected means that some have died. Ray starts it again
+    if it dies, and repeats calls; it then counts from zero.
     """
 
     def __init__(self, settings: ThrottleSettings) -> None:
         self.bucket = TokenBucket(settings.limit, time())
         self.incarnation, self.pids, self.items = uuid4().hex, dict[str, int](), 0
 
-    def hello(self, actor: str, pid: int) -> None:
-        """Called once by each actor that starts."""
-        self.pids[actor] = pid
-
     def state(self) -> "PacerState":
         return PacerState(self.incarnation, self.pids, self.items)
 
-    def reserve(self, items: int) -> float:
-        """Seconds to wait before embedding this many items."""
+    def reserve(self, items: int, actor: str, pid: int) -> float:
+        """Seconds that this actor waits before it embeds this many items."""
         self.items += items
+        self.pids[actor] = pid
         return self.bucket.reserve(items, time())
 
     def set_rate(self, items_per_s: float) -> None:
@@ -72,7 +69,7 @@ class Pacer:
 
 @dataclass(frozen=True)
 class PacerState:
-    """pids: of the embedding actors that started, by a name of each. items: let through. Both by this incarnation."""
+    """pids: of the embedding actors, by a name of each. items: let through. Both by this incarnation."""
 
     incarnation: str
     pids: dict[str, int]
@@ -106,17 +103,14 @@ def embed_again(number: int, job: PartsJob) -> None:
 class _Embedder:
     """One embedding actor; models and source stay loaded.
 
-    With a pacer (in the pool) it reports its start, runs at low CPU priority and waits for its turn; without one it
-    does none of this.
+    With a pacer (in the pool) it runs at low CPU priority and waits for its turn; without one it does neither.
     """
 
     def __init__(self, job: PartsJob, pacer: ActorHandle | None) -> None:
         os.nice(_NICE if pacer is not None else 0)
-        self.job, self.pacer, self.plan = job, pacer, read_plan(job.drill / "plan")
+        self.job, self.pacer, self.name, self.plan = job, pacer, uuid4().hex, read_plan(job.drill / "plan")
         source, wait = job.source, self._wait
         self.embed = _from_store(source, wait) if isinstance(source, FromStore) else _from_images(source, wait)
-        if pacer is not None:
-            pacer.hello.remote(uuid4().hex, os.getpid())
 
     def __call__(self, row: dict[str, int]) -> dict[str, int]:
         operation = self.plan.operations[row["number"]]
@@ -127,7 +121,7 @@ class _Embedder:
 
     def _wait(self, items: int) -> None:
         if self.pacer is not None:
-            sleep(answer_of(self.pacer.reserve.remote(items)))
+            sleep(answer_of(self.pacer.reserve.remote(items, self.name, os.getpid())))
 
 
 def _from_store(source: FromStore, wait: Callable[[int], None]) -> Embed:
@@ -288,7 +282,7 @@ class EmbeddingSupervisor:
 
     def look_after(self) -> None:
         """Report embedding actors and a pacer that were restarted."""
-        self.embedders |= set(self._state().pids)
+        self._state()
         for _ in range(self.started, len(self.embedders)):
             self.tell("embedding actor restarted", "Ray Data started another one")
         self.started = max(self.started, len(self.embedders))
@@ -312,6 +306,7 @@ class EmbeddingSupervisor:
                 self.tell("pacer restarted", "the embedding actors waited for it")
                 self.set_rate(self.rate)
             self.paced = state
+            self.embedders |= set(state.pids)
             return state
 
     def close(self) -> None:

@@ -3,10 +3,10 @@
 "convnet" is a small network for CPUs; "resnet18", "resnet50" and "vit_b_32" are built from their Hugging Face configs;
 "hf:NAME_OR_FOLDER" is any Hugging Face vision model, whose weights are loaded if ``pretrained`` is set.
 
-The last layer is linear, or that of the authors' code of FCT and FastFill (``models/resnet.py``), which rank merge
-follows: the last block has as many channels as the embedding has dimensions, ends in ReLU, and its mean over positions
-is the embedding; the classifier has no bias. A ViT has no such block. Of the published models, its embedding is a
-linear layer on the class token, without the pooler (a layer with tanh) between them.
+The last layer is linear, or that of the authors' code of FCT and FastFill (``models/resnet.py`` of apple/ml-fct), which
+rank merge follows: the last block has as many channels as the embedding has dimensions, ends in ReLU, and its mean over
+positions is the embedding; the classifier has no bias. A ViT has no such block. Of the published models, its embedding
+is a linear layer on the class token, without the pooler (a layer with tanh) between them.
 """
 
 import importlib

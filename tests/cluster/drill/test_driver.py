@@ -122,7 +122,12 @@ class Faults:
             self.done.append(faults[number].__name__)
 
     def kill_embedding_actor(self, driver: Driver, number: int) -> None:
-        os.kill(next(iter(ray.get(driver.embedding.pacer.state.remote()).pids.values())), signal.SIGKILL)
+        before = ray.get(driver.embedding.pacer.state.remote()).pids
+        os.kill(next(iter(before.values())), signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while not ray.get(driver.embedding.pacer.state.remote()).pids.keys() - before.keys():
+            assert time.monotonic() < deadline, "no other actor embeds"
+            time.sleep(0.1)
 
     def kill_pacer(self, driver: Driver, number: int) -> None:
         ray.kill(driver.embedding.pacer, no_restart=False)
@@ -176,8 +181,8 @@ def faults() -> Faults:
 
 @pytest.fixture(scope="module")
 def disturbed(data: Path, undisturbed: Finished, faults: Faults, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A drill with all faults."""
-    settings = replace(with_traffic(rate_per_s=40.0), throttle=ThrottleSettings(items_per_s=200.0))
+    """A drill with all faults. It embeds slowly, so that an actor that is killed is still needed."""
+    settings = replace(with_traffic(rate_per_s=40.0), throttle=ThrottleSettings(items_per_s=15.0))
     with pytest.MonkeyPatch.context() as monkeypatch:
         return run(data, tmp_path_factory.mktemp("disturbed"), monkeypatch, settings, faults)
 
