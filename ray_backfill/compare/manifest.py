@@ -130,7 +130,7 @@ def traits_of(
             order.name: OrderTraits(order.title, order.is_oracle, order.glossary, order.column_in(gallery) == "label")
             for order in orders
         },
-        {name: MergeTraits(kinds[name].title, kinds[name].glossary) for name in merges},
+        {name: MergeTraits(kinds[name].title, kinds[name].is_by_rank, kinds[name].glossary) for name in merges},
     )
 
 

@@ -242,6 +242,7 @@ class MergeTraits:
     """Properties of a merge that reports use."""
 
     title: str
+    by_rank: bool = False
     glossary: Mapping[str, str] = field(default_factory=dict)
 
 

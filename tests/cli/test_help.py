@@ -14,6 +14,7 @@ import pytest
 
 from ray_backfill.cli.commands import samples
 from ray_backfill.cli.main import COMMANDS, group_help, main, options_of, page
+from ray_backfill.compare.report.verdict import NOT_OF_DRILL
 from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import all_orders
 from ray_backfill.learn.methods import all_methods
@@ -183,6 +184,16 @@ def test_wrong_words_are_told_before_torch_or_ray_are_loaded(arguments: list[str
     assert words in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert not {"torch", "ray", "matplotlib"} & set(re.findall(r"'(\w+)'", result.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("source", [[], ["--data", "my_embeddings"]])
+def test_a_drill_has_every_option_that_the_next_command_hands_on(source: list[str]) -> None:
+    simulate, drill = (
+        set(re.findall(r"^  (--[\w.-]+)", "\n".join(options_of(command, source).help().values()), flags=re.MULTILINE))
+        for command in ("simulate", "drill")
+    )
+    assert len(simulate & drill) > 20
+    assert simulate - drill - {"--scale"} <= NOT_OF_DRILL
 
 
 def test_version_and_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,8 @@ def test_everything(tmp_path: Path) -> None:
     write_page(page_of(tmp_path), tmp_path / "docs" / "omniglot.md")
     text = (tmp_path / "docs" / "omniglot.md").read_text(encoding="utf-8")
     assert sections(text) == [
-        *("Findings", "Results", "As published and tuned", "A longer-trained new model", "What the papers claim"),
+        *("Findings", "How it was measured", "Results", "As published and tuned", "A longer-trained new model"),
+        "What the papers claim",
         *("Comparison with the papers' tables", "Orders", "Merges"),
         "Without training",
         *("Loss, rho, mining and temperature", "Gap between subgroups", "Costs"),
@@ -143,7 +144,12 @@ def test_one_seed_and_nothing_else(tmp_path: Path) -> None:
     page = PageInput("Small", "Few.", runs, "make reproduce", "today", "here")
     write_page(page, tmp_path / "small.md")
     text = (tmp_path / "small.md").read_text(encoding="utf-8")
-    assert sections(text) == ["Results", "What the papers claim", "Comparison with the papers' tables"]
+    assert sections(text) == [
+        "How it was measured",
+        "Results",
+        "What the papers claim",
+        "Comparison with the papers' tables",
+    ]
     assert "| bct | 40.0 | 60.0 | 50.0 | 40.0 | 40.0 | 0.0 | 5.0 |" in text
     assert "one seed" in text
     assert "one seed says nothing about other seeds" in text

@@ -6,6 +6,7 @@ whether there are enough queries to tell.
 
 import math
 import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import pairwise
 
@@ -24,8 +25,11 @@ FEW_QUERIES = 30
 _SAME = 1e-9
 # The metric of which queries that win and lose it are told, too.
 _FIRST = "CMC@1"
-# Options that say what is compared; the next command takes them over.
-_OF_DATA = {"--data", "--recipe", "--data-root", "--seed"}
+# Options of simulate that the drill after it does not take over: it has its own method, order and merge, answers with
+# the first results only, and shall not delete what was written.
+NOT_OF_DRILL = {"--methods", "--orders", "--merges", "--metrics", "--cutoffs", "--permutations"} | {
+    *("--device", "--shards", "--json", "--drop-broken", "--overwrite")
+}
 _WORDS = {1: "better", -1: "worse", 0: "not distinguishable from the old one by these queries"}
 
 
@@ -143,16 +147,34 @@ def basis(results: ResultsData) -> str:
 def next_command(results: ResultsData) -> str:
     """The command to run after this one, with its own arguments; "" if none follows, or if it was no command."""
     words = shlex.split(results.manifest.command)[1:]
-    kept = [word for name, word in pairwise(words) if {name, word} & _OF_DATA]
-    command, best, situation = shlex.join(kept), results.best(), find_situation(results)
-    if "simulate" not in words or {"--scale", "--old-gallery"} & set(words):
+    given = list(_options(words[1:])) if words[:1] == ["simulate"] else []
+    names, best, traits = {name for name, _ in given}, results.best(), results.manifest.traits
+    if words[:1] != ["simulate"] or names & {"--scale", "--old-gallery", "--filter"}:
         return ""
     if is_retention(results):
-        return f"ray-backfill simulate {command} --truth qrels FILE_OF_JUDGEMENTS"
-    if situation is not Situation.UPGRADE or best is None or best.is_reference:
+        asked = _command("simulate", [(name, values) for name, values in given if name != "--truth"])
+        return f"{asked} --truth qrels FILE_OF_JUDGEMENTS"
+    if find_situation(results) is not Situation.UPGRADE or best is None or best.is_reference:
         return ""
-    how = f"--orders {best.order} --merges {best.merge} --live.method {best.method}"
-    return f"ray-backfill drill {command}{' ' * bool(command)}{how}"
+    if traits.methods[best.method].recalls or traits.merges[best.merge].by_rank:
+        return ""
+    kept = [each for each in given if each[0] not in NOT_OF_DRILL]
+    if metrics := [each for each in dict(given).get("--metrics", []) if "@" in each or each == "mAP"]:
+        kept.append(("--metrics", metrics))
+    chosen = [("--orders", [best.order]), ("--merges", [best.merge]), ("--live.method", [best.method])]
+    return _command("drill", kept + chosen)
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """The options of a command line, each with its values."""
+    starts = [place for place, word in enumerate(words) if word.startswith("--")]
+    for start, end in pairwise([*starts, len(words)]):
+        name, equals, value = words[start].partition("=")
+        yield name, [value] * bool(equals) + list(words[start + 1 : end])
+
+
+def _command(name: str, options: Iterable[tuple[str, list[str]]]) -> str:
+    return shlex.join(["ray-backfill", name, *(word for option, values in options for word in (option, *values))])
 
 
 def _given(results: ResultsData, best: Row, step: Difference) -> str:

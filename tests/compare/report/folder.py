@@ -109,7 +109,7 @@ def made_traits(methods: Iterable[str], orders: Iterable[str], merges: Iterable[
             for m in methods
         },
         {o: OrderTraits(o, "oracle" in o, glossary(o)) for o in orders},
-        {m: MergeTraits(m, glossary(m)) for m in merges},
+        {m: MergeTraits(m, m == "rrf", glossary(m)) for m in merges},
     )
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from ray_backfill.compare.report import print_table, read_results
 from ray_backfill.compare.report.terminal import overview
+from ray_backfill.compare.report.verdict import next_command, verdict
 from tests.compare.report.folder import METHODS, many_methods, write_results
 
 
@@ -106,3 +107,30 @@ def test_the_reason_stands_before_dozens_of_names(tmp_path: Path) -> None:
     (many,) = [line for line in lines if "needs labels" in line]
     assert many.strip().startswith("left out: 40 (needs labels): m0, m1, ")
     assert "left out: given (no column order_score)" in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "then"),
+    {
+        "simulate --data shop": "drill --data shop --orders score --merges raw --live.method rm",
+        "simulate --data='my shop' --out runs/a --methods rm bct --json --metrics mAP MRR CMC@1": (
+            "drill --data 'my shop' --out runs/a --metrics mAP CMC@1 --orders score --merges raw --live.method rm"
+        ),
+        "simulate --truth qrels q.txt --data shop --device cuda --seed 3": (
+            "drill --truth qrels q.txt --data shop --seed 3 --orders score --merges raw --live.method rm"
+        ),
+        "simulate --scale full": "",
+        "simulate --old-gallery a.npy --new-gallery b.npy": "",
+        "simulate --data shop --filter colour": "",
+        "report runs/shop": "",
+    }.items(),
+)
+def test_the_next_command_has_the_users_own_arguments(tmp_path: Path, given: str, then: str) -> None:
+    results = read_results(write_results(tmp_path, command=f"ray-backfill {given}"))
+    assert next_command(results) == f"ray-backfill {then}" * bool(then)
+
+
+def test_what_no_drill_can_run_is_no_next_command(tmp_path: Path) -> None:
+    results = read_results(write_results(tmp_path, merges=("rrf",), command="ray-backfill simulate --data shop"))
+    assert verdict(results).startswith("Merge online with full RM")
+    assert next_command(results) == ""
