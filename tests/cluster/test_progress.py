@@ -66,4 +66,4 @@ def test_of_many_tasks_the_first_four_have_rows(
     shown = [{i for i in range(6) if f"; map {i}: {i} of 10 steps after " in line} for line in beats]
     assert {0, 1, 2, 3} in shown
     assert shown[-1] == {5}
-    assert all(each in ({0, 1, 2, 3}, {5}, set()) for each in shown)
+    assert all(each <= {0, 1, 2, 3} or each == {5} for each in shown)  # a line may fall between two rows
