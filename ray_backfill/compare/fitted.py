@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.stages import read_json
 from ray_backfill.data.folder import Classifier, EmbeddingFolder, EmbeddingTable
-from ray_backfill.engine.merges import BEST, RAW, Merge, MergeKind, fit_merge, without_trial
+from ray_backfill.engine.merges import (
+    BEST,
+    MERGES_TO_CHOOSE,
+    RAW,
+    Merge,
+    MergeKind,
+    all_merges,
+    fit_merge,
+    without_trial,
+)
 from ray_backfill.engine.orders import closest_cosine, row_ranges
 from ray_backfill.engine.systems import FloatArray, IntArray, UpgradePair
 from ray_backfill.learn.methods import POLICIES, Embeddings, Method, find_methods
@@ -189,6 +198,19 @@ class MergeFits:
             else:
                 kinds = tuple(kind for kind in kinds if not kind.needs_train)
         return {kind.name: self._fit(kind.name, method, pair) for kind in kinds}
+
+    def of_reference(self, reference: Method) -> dict[str, Merge]:
+        """Merge name -> merge fitted for old or new alone, for the merges that change the ranking of a single system.
+
+        The service could use such a merge without any upgrade, so gains are relative to references with the same one.
+        """
+        chosen = MERGES_TO_CHOOSE if BEST in self.names else ()
+        known, kinds = all_merges(), dict.fromkeys((*self.names, *chosen))
+        able = [kind for kind in map(known.__getitem__, kinds) if not (kind.is_monotone or kind.is_choice)]
+        if self.items is None or not all(model in self.items.gallery for model in reference.models):
+            return {}
+        pair = reference.pair(self.items, None)
+        return {kind.name: self._fit(kind.name, reference, pair) for kind in able if kind.suits(self.distance)}
 
     def _fit(self, name: str, method: Method, pair: UpgradePair | None) -> Merge:
         if name == BEST and pair is not None and method.fit is not None and not self.are_unseen:

@@ -16,7 +16,7 @@ Shapes: Q scored queries, T reported points, J replayed moments, K changes, DRAW
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.compare.orders import BackfillOrders
 from ray_backfill.compare.resolve import Comparison, System
-from ray_backfill.compare.tables import NEW_EMBEDDINGS
+from ray_backfill.compare.tables import NEW, NEW_EMBEDDINGS, OLD
 from ray_backfill.core.progress import step, task
 from ray_backfill.engine import statistics as stats
 from ray_backfill.engine.merges import RAW
@@ -79,7 +79,8 @@ class Replayed:
     (J,) M_t, and of a cascade ``NEW_EMBEDDINGS``. falls: metric -> largest fall. top1_correct: (Q, J).
     permutation_aucs: metric -> (P,) AUC of each permutation; {} if there is one. first_top1: (Q, J) whether the first
     result is right in the first permutation. flips: its changes, with the first items; None for references, and but for
-    the leading merge. merge: the kind of the merge; of the merge "best", the chosen one.
+    the leading merge. merge: the kind of the merge; of the merge "best", the chosen one. with_merge: of old and new,
+    the same system with each merge that changes its ranking.
     """
 
     curve: Curve
@@ -92,6 +93,12 @@ class Replayed:
     first_top1: NDArray[np.bool_]
     flips: Flips | None = None
     merge: str = RAW.name
+    with_merge: "Mapping[str, Replayed]" = field(default_factory=dict)
+
+    @property
+    def n_queries(self) -> int:
+        """The number of scored queries."""
+        return len(self.curve.scored)
 
     @property
     def known_flips(self) -> Flips:
@@ -279,7 +286,10 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
                     orders = comparison.orders_of(method, serving.pairs[index])
                     if not method.is_reference:  # to references all orders are the same
                         orders |= further
-                    for name, merge in comparison.merges_of(method).items():
+                    merges = comparison.merges_of(method)
+                    if method.name in (OLD, NEW):
+                        merges |= comparison.merges.of_reference(method)
+                    for name, merge in merges.items():
                         switch = systems.switches[index]
                         served.append(Served(*systems.at[index], orders, switch, merge, method.recalls))
                         keys.append((method.name, name))
@@ -294,7 +304,17 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
                     if leads and of_method not in references and not pair.recalls and not pair.merge.by_rank:
                         curves |= _with_flips(of_method, of_merge, pair, curves, serving.find)
             bar.advance(len(methods))
-    return in_order(comparison, curves)
+    return in_order(comparison, _with_merges(curves))
+
+
+def _with_merges(curves: Curves) -> Curves:
+    """The curves of old and new hold those of the same system with a merge, which are no curves of their own."""
+    found = {key: curve for key, curve in curves.items() if key[0] not in (OLD, NEW) or key[2] == RAW.name}
+    for (name, order, merge), curve in curves.items():
+        if (name, order, merge) not in found:
+            raw = found[name, order, RAW.name]
+            found[name, order, RAW.name] = replace(raw, with_merge={**raw.with_merge, merge: curve})
+    return found
 
 
 def leading_merge(names: Iterable[str]) -> str:

@@ -129,6 +129,7 @@ class ResultsData:
     rows: tuple[Row, ...]
     lines: dict[tuple[str, Variant, str], Line]
     differences: dict[Pair, Difference]
+    at_once: dict[Pair, Difference]
     moments: dict[tuple[str, Variant, str], Trace]
     manifest: Manifest
     tables: Tables
@@ -289,10 +290,14 @@ class ResultsData:
         rows = (self.row(row.method, row.variant, metric) for metric in self.metrics)
         return [other for other in rows if other is not None]
 
-    def difference(self, row: Row, other: Row) -> Difference | None:
-        """AUC of ``row`` minus AUC of ``other``; None if they were not compared."""
+    def difference(self, row: Row, other: Row, at_once: bool = False) -> Difference | None:
+        """AUC of ``row`` minus AUC of ``other``; None if they were not compared.
+
+        at_once: with limits that allow for the choice of ``row`` as the best of all rows compared with the other one.
+        """
         variant = Variant(row.order, other.merge) if other.is_reference else other.variant
-        return self.differences.get(((row.method, row.variant), (other.method, variant), row.metric))
+        found = self.at_once if at_once else self.differences
+        return found.get(((row.method, row.variant), (other.method, variant), row.metric))
 
     def candidates(self, metric: str) -> list[Row]:
         """The rows that could be deployed during a backfill, the highest AUC first; cascades embed for every query."""

@@ -109,10 +109,11 @@ def rivals(results: ResultsData, best: Row) -> Compared:
     """All rows that the best one was compared with, the closest first.
 
     Intervals exist for rows that differ in one respect: each other method in the order and merge of the best row, and
-    the best method itself in its other orders (same merge) and merges (same order).
+    the best method itself in its other orders (same merge) and merges (same order). They allow for the choice of the
+    best row, and hold for any other row as well.
     """
     others = [row for row in results.table(best.metric) if row != best and (best.is_bound or not row.is_bound)]
-    compared = [(row, found) for row in others if (found := results.difference(best, row)) is not None]
+    compared = [(row, found) for row in others if (found := results.difference(best, row, at_once=True)) is not None]
     return sorted(compared, key=lambda pair: pair[1].value)
 
 

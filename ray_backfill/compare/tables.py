@@ -47,7 +47,11 @@ class CurvePoint:
         "value of the metric at progress t (M_t) in [0, 1], a share of queries, or a number; weighted, like all means "
         "and intervals, if the queries have a column `weight`",
     ]
-    low: Annotated[float, "95 % percentile bootstrap interval over queries (1,000 draws, seed 0)"]
+    low: Annotated[
+        float,
+        "95 % percentile bootstrap interval over queries (1,000 draws, seed 0), expanded for few queries as Student's "
+        "t is; docs/results/coverage.md says how often it contains the true value",
+    ]
     high: float
 
 
@@ -68,11 +72,23 @@ class SummaryRow:
     auc_mean: Annotated[float, "plain mean of the points (as in FastFill's code)"]
     gain: Annotated[
         float,
-        "(auc - auc of old) / (auc of new - auc of old), 1.0 = 100 %; and its 95 % interval; all NaN if new is not "
+        "(auc - old_auc) / (new_auc - old_auc), 1.0 = 100 %; and its 95 % interval; all NaN if new is not "
         "significantly better than old",
     ]
     gain_low: float
     gain_high: float
+    gain_vs_raw: Annotated[
+        float,
+        "the gain relative to {old, old} and {new, new} with raw distances, whatever the merge",
+    ]
+    gain_vs_raw_low: float
+    gain_vs_raw_high: float
+    old_auc: Annotated[
+        float,
+        "auc of {old, old} and {new, new} with this merge, which differs from that with raw distances if the merge "
+        "changes the ranking of a single system, as csls does",
+    ]
+    new_auc: float
     start: Annotated[float, "values before (M_0) and after (M_1) the backfill"]
     end: float
     start_vs_old: Annotated[float, "M_0 minus the metric of {old, old}, and its paired 95 % interval"]
@@ -131,6 +147,12 @@ class DifferenceRow:
     ]
     low: float
     high: float
+    low_at_once: Annotated[
+        float,
+        "limits that hold for all curves compared with the other one at once (max-t), and so for the best of them, "
+        "though it was chosen on the same queries; of a reference, the same as `low` and `high`",
+    ]
+    high_at_once: float
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,10 @@ def summary_row(
     old_key, new_key = of_reference(spine.OLD, key[1]), of_reference(spine.NEW, key[1])
     found, old, new = curves[key], curves[old_key], curves[new_key]
     of_this, olds, news = (areas[*each, metric] for each in (key, old_key, new_key))
-    is_upgrade = has_gain and stats.is_upgrade(olds, news)
-    gain, gains = NAN, np.array([NAN])
-    if is_upgrade:
-        gain, gains = found.curve.gain(metric, old.curve, new.curve), stats.gain_draws(of_this, olds, news)
+    is_upgrade = has_gain and stats.is_upgrade(olds, news, found.n_queries)
+    with_old, with_new = (each.with_merge.get(found.merge, each) for each in (old, new))
+    gain = _gain(found, with_old, with_new, metric) if has_gain else (NAN, NAN, NAN)
+    gain_vs_raw = _gain(found, old, new, metric) if has_gain else gain
     values, old_value, new_value = found.values[metric], old.values[metric][0], new.values[metric][-1]
     start_vs_old, end_vs_new = _apart(found, old, metric, 0), _apart(found, new, metric, -1)
     fall = found.falls[metric]
@@ -81,9 +81,12 @@ def summary_row(
         *key,
         title,
         metric,
-        *limited(found.curve.auc(metric), of_this),
+        *limited(found.curve.auc(metric), of_this, found.n_queries),
         found.curve.auc_mean(metric),
-        *limited(gain, gains),
+        *gain,
+        *gain_vs_raw,
+        with_old.curve.auc(metric),
+        with_new.curve.auc(metric),
         float(values[0]),
         float(values[-1]),
         *start_vs_old,
@@ -105,16 +108,26 @@ def summary_row(
     )
 
 
-def limited(value: float, draws: NDArray[np.float64]) -> Limited:
+def _gain(found: Replayed, old: Replayed, new: Replayed, metric: str) -> Limited:
+    """The gain relative to these references with its interval; NaN if new is not clearly better than old."""
+    mine, olds, news = (stats.auc_draws(e.curve.t, e.draws[metric], e.curve.is_step) for e in (found, old, new))
+    if not stats.is_upgrade(olds, news, found.n_queries):
+        return NAN, NAN, NAN
+    gains = stats.gain_draws(mine, olds, news)
+    return limited(found.curve.gain(metric, old.curve, new.curve), gains, found.n_queries)
+
+
+def limited(value: float, draws: NDArray[np.float64], n_queries: int) -> Limited:
     """A value with its 95 % interval, from its bootstrap draws."""
-    low, high = stats.interval(draws)
+    low, high = stats.interval(draws, n_queries)
     return float(value), float(low), float(high)
 
 
 def _apart(found: Replayed, other: Replayed, metric: str, end: int) -> Limited:
     """The value of a curve minus that of another one at the start (0) or the end (-1), with its paired interval."""
     difference = found.values[metric][end] - other.values[metric][end]
-    return limited(difference, found.draws[metric][:, end] - other.draws[metric][:, end])
+    draws = found.draws[metric][:, end] - other.draws[metric][:, end]
+    return limited(difference, draws, found.n_queries)
 
 
 def _no_loss(apart: Limited, margin: float) -> str:
@@ -140,10 +153,11 @@ def _points(curves: Curves, key: Key, metrics: Sequence[str]) -> Iterator[pd.Dat
     found = curves[key]
     curve, old = found.curve, curves[of_reference(spine.OLD, key[1])].curve
     for metric in metrics:
-        yield block(spine.CurvePoint, *key, metric, curve.t, curve.values(metric), *stats.interval(found.draws[metric]))
+        limits = stats.interval(found.draws[metric], found.n_queries)
+        yield block(spine.CurvePoint, *key, metric, curve.t, curve.values(metric), *limits)
     embedded = {} if curve.embedded is None else {spine.NEW_EMBEDDINGS: curve.embedded}
     for metric, values_QT in (_flips(curve, old) | embedded).items():
-        interval = stats.interval(stats.bootstrap_means(values_QT, curve.weights))
+        interval = stats.interval(stats.bootstrap_means(values_QT, curve.weights), found.n_queries)
         yield block(spine.CurvePoint, *key, metric, curve.t, stats.mean(values_QT, curve.weights), *interval)
 
 
@@ -187,14 +201,21 @@ def _differences(
 
     References are compared with all merges of their order.
     """
-    for own in curves:
-        for other in curves:
-            differing = sum(a != b for a, b in zip(own, other, strict=True))
-            against_reference = own[1] == other[1] and methods[other[0]].is_reference and own != other
-            if differing != 1 and not against_reference:
+    others_of = {other: [own for own in curves if _are_compared(own, other, methods)] for other in curves}
+    for metric in metrics:
+        for other, compared in others_of.items():
+            draws = np.array([areas[*own, metric] - areas[*other, metric] for own in compared])
+            could_win = np.array([not methods[own[0]].is_reference for own in compared])
+            if not compared:
                 continue
-            for metric in metrics:
-                difference = curves[own].curve.auc(metric) - curves[other].curve.auc(metric)
-                yield spine.DifferenceRow(
-                    *own, *other, metric, *limited(difference, areas[*own, metric] - areas[*other, metric])
-                )
+            width = stats.simultaneous_width(draws[could_win], curves[other].n_queries) if could_win.any() else 0.0
+            low_K, high_K = stats.interval(draws.T, curves[other].n_queries)
+            for own, low, high, spread, can in zip(compared, low_K, high_K, draws.std(axis=1), could_win, strict=True):
+                value = curves[own].curve.auc(metric) - curves[other].curve.auc(metric)
+                at_once = (value - width * spread, value + width * spread) if can else (low, high)
+                yield spine.DifferenceRow(*own, *other, metric, value, float(low), float(high), *map(float, at_once))
+
+
+def _are_compared(own: Key, other: Key, methods: Mapping[str, Method]) -> bool:
+    differing = sum(a != b for a, b in zip(own, other, strict=True))
+    return differing == 1 or (own[1] == other[1] and methods[other[0]].is_reference and own != other)

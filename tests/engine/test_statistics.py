@@ -24,7 +24,7 @@ def test_area_gain_and_falls_by_hand() -> None:
 
 def test_interval_equals_scipy_up_to_its_randomness() -> None:
     values_QT = np.random.default_rng(0).normal(size=(400, 1)) + 5
-    low, high = stats.interval(stats.bootstrap_means(values_QT))
+    low, high = stats.interval(stats.bootstrap_means(values_QT), 400)
     theirs = scipy.stats.bootstrap((values_QT[:, 0],), np.mean, method="percentile", n_resamples=4000, rng=1)
     assert low[0] == pytest.approx(theirs.confidence_interval.low, abs=0.01)
     assert high[0] == pytest.approx(theirs.confidence_interval.high, abs=0.01)
@@ -64,17 +64,51 @@ def test_interval_of_the_gain_by_hand() -> None:
     assert np.isnan(mine.gain_interval("mAP", old, unsure)).all()
 
 
-def test_draws_of_the_gain_are_finite_where_single_draws_of_the_step_are_not() -> None:
+@pytest.mark.parametrize("queries", [10, 30, 200, 5000])
+def test_an_interval_of_normal_values_is_as_wide_as_students(queries: int) -> None:
+    values = scipy.stats.norm.ppf((np.arange(queries) + 0.5) / queries)
+    values /= values.std(ddof=1)
+    low, high = stats.interval(stats.bootstrap_means(values[:, None], draws=20_000), queries)
+    half = scipy.stats.t.ppf(0.975, queries - 1) / queries**0.5
+    assert (low[0], high[0]) == pytest.approx((-half, half), rel=0.05)
+
+
+def test_the_interval_of_a_gain_is_fiellers_where_the_upgrade_is_clear() -> None:
+    rng, n = np.random.default_rng(5), 100_000
+    common = rng.normal(0, 0.5, n)
+    old, new = common, common + rng.normal(6, 1, n)
+    mine = old + 0.4 * (new - old) + rng.normal(0, 0.5, n)
+    gained, step = mine - old, new - old
+    assert stats.is_upgrade(old, new, n)
+    (va, shared), (_, vb) = np.cov(gained, step)
+    a = step.mean() ** 2 - 1.96**2 * vb
+    b, c = gained.mean() * step.mean() - 1.96**2 * shared, gained.mean() ** 2 - 1.96**2 * va
+    root = (b * b - a * c) ** 0.5
+    found = stats.interval(stats.gain_draws(mine, old, new), n)
+    assert found == pytest.approx(((b - root) / a, (b + root) / a), rel=0.02)
+
+
+def test_an_upgrade_that_is_not_clear_has_no_gain() -> None:
     rng = np.random.default_rng(5)
     old, new, mine = (rng.normal(mean, 0.3, size=1000) for mean in (0.0, 1.3, 0.6))
-    new[0] = old[0]  # a ratio of this draw would be infinite
-    assert stats.is_upgrade(old, new)
-    draws = stats.gain_draws(mine, old, new)
-    assert np.isfinite(draws).all()
-    assert draws.mean() == pytest.approx((mine - old).mean() / (new - old).mean())
-    assert not stats.is_upgrade(new, old)
-    assert not stats.is_upgrade(old, old + np.where(np.arange(1000) < 100, -1, 1))  # better on average, but not clearly
-    assert not stats.is_upgrade(old, old)
+    new[0] = old[0]  # the ratio of this draw is infinite
+    assert stats.is_upgrade(old, new, 1000)
+    assert np.isfinite(stats.interval(stats.gain_draws(mine, old, new), 1000)).all()
+    assert not stats.is_upgrade(new, old, 1000)
+    better_on_average = old + np.where(np.arange(1000) < 100, -1, 1)
+    assert not stats.is_upgrade(old, better_on_average, 1000)
+    assert not stats.is_upgrade(old, old, 1000)
+
+
+def test_limits_at_once_are_those_of_independent_values() -> None:
+    """Of K independent normal values, the largest deviation has the quantile 0.95^(1 / K) of a single one."""
+    draws = np.random.default_rng(0).normal(size=(40, 50_000)) * np.arange(1, 41)[:, None]
+    assert stats.simultaneous_width(draws[:1], 10_000) == pytest.approx(1.96, abs=0.03)
+    expected = scipy.stats.norm.ppf(1 - (1 - 0.95 ** (1 / 40)) / 2)
+    assert stats.simultaneous_width(draws, 10_000) == pytest.approx(expected, abs=0.03)
+    assert stats.simultaneous_width(np.vstack([draws, np.zeros((3, 50_000))]), 10_000) == pytest.approx(
+        expected, abs=0.03
+    )
 
 
 def test_one_query_has_no_interval() -> None:

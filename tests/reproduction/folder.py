@@ -96,7 +96,7 @@ def write_seed(
     write_table(folder / "curves.parquet", pd.concat(curves))
     write_table(folder / "moments.parquet", pd.concat(moments))
     write_table(folder / "summary.parquet", frame(SummaryRow, summary))
-    nothing = DifferenceRow("", "", "", "", "", "", "", NAN, NAN, NAN)
+    nothing = DifferenceRow("", "", "", "", "", "", "", *[NAN] * 5)
     write_table(folder / "differences.parquet", frame(DifferenceRow, [nothing]))
     if gaps is not None:
         write_gaps(folder, gaps, gap_moments)

@@ -132,7 +132,7 @@ def test_a_seed_without_the_method_cannot_confirm(tmp_path: Path) -> None:
 def test_words_say_the_effect_its_interval_and_each_seed(tmp_path: Path) -> None:
     worlds = [{Case("rm", ORDER): flat(0.40 + up), Case("rm_naive", ORDER): flat(0.40)} for up in (0.01, 0.02, 0.03)]
     measured = better(Side("rm"), Side("rm_naive"))(Evidence(runs_of(tmp_path, *worlds), ORDER))
-    assert measured.words == "AUC +2.0 points [1.0, 3.0]; seeds +1.0, +2.0, +3.0"
+    assert measured.words == "AUC +2.0 points [−0.5, 4.5]; seeds +1.0, +2.0, +3.0"  # 4.303 times 1 / sqrt(3)
 
 
 def test_the_best_must_be_better_than_each_rival(tmp_path: Path) -> None:

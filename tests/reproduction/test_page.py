@@ -110,7 +110,7 @@ def test_everything(tmp_path: Path) -> None:
     assert "Here: the best of 8 settings for each method" in text
     assert "for 40 epochs (seed 0)." in text
     assert "| better, above, below | interval above 0, and effect at least e | interval below e |" in text
-    assert "2,000 draws over queries and seeds; 3 seeds say little" in text
+    assert "2,000 draws over queries and Student's t of the means of 3 seeds" in text
     assert "The least effect e that counts is 0.5 points." in text
     assert "\n\n\n" not in text
 

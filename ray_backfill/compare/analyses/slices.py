@@ -125,7 +125,7 @@ def slice_tables(
             for metric in metrics:
                 for key, own, old in _parts(curves, metric, is_own):
                     names = (*key, metric, each.column, each.groups[group])
-                    low, high = interval(own.draws)
+                    low, high = interval(own.draws, own.queries)
                     found.append(block(SubgroupPoint, *names, own.queries, own.t, own.values, low, high))
                     rows.append(_row(names, own, old, margin))
                     values.setdefault((key, metric), []).append(own.values)
@@ -166,7 +166,7 @@ def _row(names: tuple[str, str, str, str, str, str], own: _Part, old: _Part, mar
         own.queries,
         float(own.values[0]),
         float(own.values[-1]),
-        *limited(own.values[-1] - own.values[0], own.draws[:, -1] - own.draws[:, 0]),
+        *limited(own.values[-1] - own.values[0], own.draws[:, -1] - own.draws[:, 0], own.queries),
         old=float(old.values[0]),
         lowest_vs_old=float(above_old[lowest]),
         lowest_vs_old_low=low,

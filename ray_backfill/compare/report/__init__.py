@@ -47,6 +47,7 @@ class Results(ResultsData):
         rows: The lines of the summary.
         lines: (method, variant, metric) -> curve.
         differences: The two rows and a metric -> difference of their AUCs with its interval.
+        at_once: The same with limits that hold for all rows compared with the other one, and so for the best of them.
         moments: (method, variant, metric) -> curve at all moments at which it was judged, without intervals.
         manifest: Settings, versions, sizes, and what was left out and why.
         tables: Name -> rows of the table of an analysis, such as "costs", without those that the run did not write.
@@ -263,7 +264,7 @@ def results_of(
     return ResultsData(
         _rows(tables["summary"], manifest.traits, path),
         curves_of(tables["curves"], Line),
-        _differences(rows_of(DifferenceRow, tables["differences"])),
+        *_differences(rows_of(DifferenceRow, tables["differences"])),
         curves_of(tables["moments"], Trace),
         manifest,
         Tables({name: (kind, tables[name]) for name, kind in kinds.items() if name in tables}),
@@ -305,13 +306,16 @@ def _rows(table: pd.DataFrame, traits: Traits, path: Path) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _differences(rows: list[DifferenceRow]) -> dict[Pair, Difference]:
+def _differences(rows: list[DifferenceRow]) -> tuple[dict[Pair, Difference], dict[Pair, Difference]]:
+    """The differences with the limits of each, and with those that hold for many at once."""
     found: dict[Pair, Difference] = {}
+    at_once: dict[Pair, Difference] = {}
     for row in rows:
         own = row.method, Variant(row.order, row.merge)
         other = row.other_method, Variant(row.other_order, row.other_merge)
         found[own, other, row.metric] = Difference(row.difference, row.low, row.high)
-    return found
+        at_once[own, other, row.metric] = Difference(row.difference, row.low_at_once, row.high_at_once)
+    return found, at_once
 
 
 def write_report(folder: Path) -> None:

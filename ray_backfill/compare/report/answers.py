@@ -54,7 +54,7 @@ def runner_up(results: ResultsData) -> str:
         return ""
     is_share = math.isfinite(second.gain) and not verdict.exceeds_upgrade(results, second)
     gain = f", {percent_sign(second.gain, 0)} of the improvement" if is_share else ""
-    lead = results.difference(ranked[0], second)
+    lead = results.difference(ranked[0], second, at_once=True)
     apart = ""
     if lead is not None and math.isfinite(lead.low):
         apart = f"; {points(lead.value)} behind (95 % interval {interval(lead.low, lead.high)})"
@@ -119,7 +119,7 @@ def _when(results: ResultsData, best: Row) -> tuple[str, ...]:
     sentences = []
     for row in results.in_all_metrics(best):
         steps = [(row.passes_old_at, "as good as the old service")]
-        if math.isfinite(row.gain):
+        if math.isfinite(row.gain_vs_raw):
             steps.append((row.half_gain_at, "half the improvement"))
         steps.append((row.passes_new_at, "as good as the new model"))
         moments = ", ".join(f"{words} {_from(t)}" for t, words in steps)

@@ -10,7 +10,10 @@ from ray_backfill.compare.results import ResultsData, Row
 from ray_backfill.core.outcome import json_value
 
 # Keys of a row that are columns of summary.parquet.
-_SAME = ("method", "title", "order", "merge", "metric", "gain", "gain_low", "gain_high", "start", "end", "largest_fall")
+_SAME = (
+    *("method", "title", "order", "merge", "metric", "gain", "gain_low", "gain_high", "gain_vs_raw", "start", "end"),
+    "largest_fall",
+)
 
 
 def as_json(results: ResultsData, folder: Path) -> dict[str, Any]:

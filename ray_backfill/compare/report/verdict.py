@@ -116,7 +116,7 @@ def _recommendation(results: ResultsData) -> str:
     cost = f" {_upper(price(results, best))}." if price(results, best) else ""
     return (
         f"{_advice(results, best)}: users get {_given(results, best, step)}. {_ends(results, best, old, new)}."
-        f"{cost}{_not_shown(results, best, old, step)}"
+        f"{_with_same_merge(results, best, old, new)}{cost}{_not_shown(results, best, old, step)}"
     )
 
 
@@ -183,7 +183,7 @@ def _given(results: ResultsData, best: Row, step: Difference) -> str:
         limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" * math.isfinite(best.gain_low)
         return f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement while the backfill runs{limits}"
     old = results.reference(OLD)
-    lead = results.difference(best, old) if old is not None else None
+    lead = results.difference(best, old, at_once=True) if old is not None else None
     assert lead is not None
     return (
         f"{points(lead.value)} of {best.metric} more than the old service while the backfill runs (95 % interval "
@@ -195,10 +195,12 @@ def _given(results: ResultsData, best: Row, step: Difference) -> str:
 def exceeds_upgrade(results: ResultsData, row: Row) -> bool:
     """Whether the upgrade is a wrong measure for a method: it gives more, or its own head adds more than the upgrade.
 
+    Or, with the merge of the method, the new model is not clearly better than the old one.
+
     The share of the upgrade's improvement is then mostly something else, which a finished upgrade could have as well.
     """
     new, alone, step = results.reference(NEW), head_alone(results, row), upgrade(results)
-    if row.gain > 1:
+    if not row.gain <= 1:
         return True
     return new is not None and alone is not None and step is not None and alone.auc - new.auc > step.value
 
@@ -226,7 +228,7 @@ def supervision(results: ResultsData, best: Row) -> str:
 def _as_good_as_new(results: ResultsData, row: Row) -> str:
     """From when on it is as good as the finished upgrade, and why it can be, if that is known."""
     if not math.isfinite(row.passes_new_at):
-        return f"{'better than' if row.gain > 1 else 'not as good as'} the finished upgrade on average"
+        return f"{'better than' if row.gain_vs_raw > 1 else 'not as good as'} the finished upgrade on average"
     ends = {0.0: "from the first day", 1.0: "at the end"}
     when = ends.get(row.passes_new_at, f"from {percent_sign(row.passes_new_at, 0)} of the backfill on")
     traits = results.manifest.traits.methods[row.method]
@@ -251,6 +253,24 @@ def _ends(results: ResultsData, best: Row, old: Row, new: Row) -> str:
     )
 
 
+def _with_same_merge(results: ResultsData, best: Row, old: Row, new: Row) -> str:
+    """What the merge alone does for old and new, if it changes the ranking of a single system; "" otherwise."""
+    if not changes_references(best, old, new):
+        return ""
+    digits = results.digits(best.metric)
+    old_alone, new_alone = percent_sign(best.old_auc, digits), percent_sign(best.new_auc, digits)
+    vs_raw = f"; relative to both without it, {percent_sign(best.gain_vs_raw, 0)}" * math.isfinite(best.gain_vs_raw)
+    return (
+        f" The merge alone changes the old service to {old_alone} and the new model to {new_alone}, to which the share "
+        f"is relative{vs_raw}."
+    )
+
+
+def changes_references(row: Row, old: Row, new: Row) -> bool:
+    """Whether the merge of a row, such as csls, changes what the old service or the new model alone finds."""
+    return abs(row.old_auc - old.auc) > _SAME or abs(row.new_auc - new.auc) > _SAME
+
+
 def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> str:
     """The main sentence if the old service is better than every method that could be recommended."""
     cascade = results.best_cascade()
@@ -267,7 +287,7 @@ def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> s
 
 def _not_shown(results: ResultsData, best: Row, old: Row, step: Difference) -> str:
     """What to add if the best method is not shown to beat the old service, and a cascade is better than it."""
-    cascade, lead = results.best_cascade(), results.difference(best, old)
+    cascade, lead = results.best_cascade(), results.difference(best, old, at_once=True)
     if cascade is None or not cascade.auc > best.auc or lead is None or not lead.low <= 0:
         return ""
     return (

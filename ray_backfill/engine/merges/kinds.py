@@ -80,7 +80,7 @@ def _best(train: UpgradePair | None, label: IntArray | None, distance: str, seed
     if train is None:
         return RAW
     known = all_merges()
-    able = [known[name] for name in _CANDIDATES if known[name].suits(distance)]
+    able = [known[name] for name in MERGES_TO_CHOOSE if known[name].suits(distance)]
     fits = {
         kind.name: partial(_fit_of, kind, distance, seed) for kind in able if label is not None or not kind.needs_labels
     }
@@ -101,7 +101,7 @@ def _by_maps(name: str, fit_maps: FitMaps) -> Fit:
 
 
 # The merges among which "best" chooses. Of the two that learn how likely a match is, isotonic assumes less.
-_CANDIDATES = ("raw", "quantile", "isotonic", "csls")
+MERGES_TO_CHOOSE = ("raw", "quantile", "isotonic", "csls")
 
 MERGES = (
     MergeKind("raw", "raw distances", "rank merge, eq. 5", lambda *_: RAW, needs_train=False),
@@ -135,7 +135,8 @@ MERGES = (
         is_monotone=False,
         glossary={
             "CSLS": "A merge (cross-domain similarity local scaling) that reduces the similarity of vectors that are "
-            "close to many train vectors. Needs train embeddings and the cosine distance, but no labels.",
+            "close to many train vectors. Needs train embeddings and the cosine distance, but no labels. It changes "
+            "what old and new find alone, so gains are relative to both with it; \u201cgain vs raw\u201d: without it.",
         },
     ),
     MergeKind(

@@ -80,11 +80,11 @@ class Curve:
 
     def interval(self, metric: str, *, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return (T,) low and (T,) high of the 95 % bootstrap interval of M_t over queries."""
-        return stats.interval(stats.bootstrap_means(self._of(metric), self.weights, seed))
+        return stats.interval(stats.bootstrap_means(self._of(metric), self.weights, seed), len(self.scored))
 
     def auc_interval(self, metric: str, *, seed: int = 0) -> tuple[float, float]:
         """Return low and high of the 95 % bootstrap interval of the AUC."""
-        low, high = stats.interval(self._auc_draws(metric, seed))
+        low, high = stats.interval(self._auc_draws(metric, seed), len(self.scored))
         return float(low), float(high)
 
     def difference(self, other: "Curve", metric: str, *, seed: int = 0) -> Difference:
@@ -94,15 +94,16 @@ class Curve:
             InputError: The two curves have different queries, or these have different weights.
         """
         self._same_queries(other)
-        low, high = stats.interval(self._auc_draws(metric, seed) - other._auc_draws(metric, seed))
+        draws = self._auc_draws(metric, seed) - other._auc_draws(metric, seed)
+        low, high = stats.interval(draws, len(self.scored))
         return Difference(self.auc(metric) - other.auc(metric), float(low), float(high))
 
     def gain_interval(self, metric: str, old: "Curve", new: "Curve", *, seed: int = 0) -> tuple[float, float]:
         """Return low and high of the 95 % bootstrap interval of ``gain``; NaN if new is not clearly better than old."""
         mine, olds, news = (curve._auc_draws(metric, seed) for curve in (self, old, new))
-        if not stats.is_upgrade(olds, news):
+        if not stats.is_upgrade(olds, news, len(self.scored)):
             return float("nan"), float("nan")
-        low, high = stats.interval(stats.gain_draws(mine, olds, news))
+        low, high = stats.interval(stats.gain_draws(mine, olds, news), len(self.scored))
         return float(low), float(high)
 
     def of_queries(self, mask: NDArray[np.bool_]) -> "Curve":

@@ -61,7 +61,7 @@ def write_results(
     curves, moments = list[pd.DataFrame](), list[pd.DataFrame]()
     summary: list[SummaryRow] = []
     areas: dict[tuple[str, str, str, str], float] = {}
-    half = 0.01 if intervals else NAN
+    half, ends = 0.01 if intervals else NAN, {**METHODS, **methods}
     for (late, order), (off, merge) in product(enumerate(orders), enumerate(merges)):
         for name, (title, values, auc, mean, gain, steady, fall, at_old, at_new, negative) in methods.items():
             if off and name in ("old", "new"):
@@ -77,7 +77,10 @@ def write_results(
                     summary_row(
                         *key, title=title, metric=metric, auc=area, auc_low=area - half, auc_high=area + half,
                         auc_mean=mean + shift - cost, gain=late_gain, gain_low=late_gain - 0.1,
-                        gain_high=late_gain + 0.1, start=values[0] + shift, end=values[-1] + shift, never_falls=steady,
+                        gain_high=late_gain + 0.1, gain_vs_raw=late_gain, gain_vs_raw_low=late_gain - 0.1,
+                        gain_vs_raw_high=late_gain + 0.1, old_auc=ends["old"][2] + shift,
+                        new_auc=ends["new"][2] + shift,
+                        start=values[0] + shift, end=values[-1] + shift, never_falls=steady,
                         start_vs_old=values[0] - 0.3, start_vs_old_low=values[0] - 0.3 - half,
                         start_vs_old_high=values[0] - 0.3 + half, largest_fall=fall, largest_fall_low=fall - half,
                         largest_fall_high=fall + half, fall_start=0.0, fall_end=0.5, passes_old_at=0.0,
@@ -121,8 +124,9 @@ def _differences(areas: Mapping[tuple[str, str, str, str], float]) -> list[Diffe
         is_reference = a[1] == b[1] and (a[0] in ("old", "new") or b[0] in ("old", "new"))
         if a[3] == b[3] and (sum(apart) == 1 or (is_reference and apart[0])):
             lead = areas[a] - areas[b]
-            rows.append(DifferenceRow(*a[:3], *b, lead, lead - 0.02, lead + 0.02))
-    return rows or [DifferenceRow("", "", "", "", "", "", "", NAN, NAN, NAN)]
+            limits = lead - 0.02, lead + 0.02
+            rows.append(DifferenceRow(*a[:3], *b, lead, *limits, *limits))
+    return rows or [DifferenceRow("", "", "", "", "", "", "", *[NAN] * 5)]
 
 
 def write_costs(folder: Path, query_backbone_macs: float = NAN) -> Path:

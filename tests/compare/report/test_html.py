@@ -179,7 +179,8 @@ def test_undefined_numbers_are_dashes(tmp_path: Path) -> None:
     write_results(tmp_path, intervals=False)
     summary = pd.read_parquet(tmp_path / "summary.parquet")
     missing = float("nan")
-    undefined = summary.assign(gain=missing, starts_at_old="undecided", largest_fall=missing, passes_new_at=missing)
+    gone = dict.fromkeys(("gain", "gain_vs_raw", "largest_fall", "passes_new_at"), missing)
+    undefined = summary.assign(starts_at_old="undecided", **gone)
     undefined.to_parquet(tmp_path / "summary.parquet")
     shown = page(tmp_path)
     row = ["full RM", "53.0", "–", "–", "40.0?", "62.0✓", "–✓", "start", "–", "never", "6.2", "3.1"]

@@ -70,7 +70,7 @@ def test_bootstrap_draws_are_weighted_means_of_the_drawn_queries() -> None:
 def test_a_weighted_interval_equals_scipy_up_to_its_randomness() -> None:
     rng = np.random.default_rng(4)
     values, weights = rng.normal(size=300) + 5, rng.uniform(0.1, 5, 300)
-    low, high = stats.interval(stats.bootstrap_means(values[:, None], weights))
+    low, high = stats.interval(stats.bootstrap_means(values[:, None], weights), 300)
     theirs = scipy.stats.bootstrap(
         (values, weights), lambda v, w, axis: (v * w).sum(axis) / w.sum(axis), paired=True, method="percentile",
         n_resamples=4000, rng=1,

@@ -1,0 +1,148 @@
+"""How often the 95 % intervals of a report contain the true value, by simulation on values of real queries.
+
+    python -m benchmarks.coverage FOLDER[:QRELS]:METRIC ... [--repetitions 2000]
+
+Each folder holds embeddings of both models. Its queries, with their values at every moment of a real backfill by rank
+merge, are the population, so the true means are known. A repetition draws queries with replacement and computes the
+intervals as a report does. The upgrade is set to a number of standard errors of its difference by how often a query is
+drawn: its weight is exp(c (new - old)), with the c that fits.
+
+The best of many: 40 methods that differ from a given one by noise only, as strong as the difference between the two
+models; how often is the best of them said to be better than it.
+
+Shapes: Q queries of the population, n drawn ones, T moments.
+"""
+
+import argparse
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+import ray_backfill as rb
+from ray_backfill.data.truth import find_truth
+from ray_backfill.engine import statistics as stats
+
+Floats = NDArray[np.float64]
+NUMBERS, EFFECTS, METHODS = (30, 200, 2000), (0.0, 1.0, 2.0, 3.0), 40
+# Moments at which the curves are known; their falls take most of the time and are judged in every fourth repetition.
+MOMENTS, EVERY = 21, 4
+
+
+class Population(NamedTuple):
+    """table_QK: area of rank merge, old, new, and the curve of rank merge at the moments t. weight_Q: of a draw."""
+
+    t: Floats
+    table_QK: Floats
+    weight_Q: Floats
+
+    @property
+    def apart(self) -> Floats:
+        """(Q,) new minus old."""
+        return np.asarray(self.table_QK[:, 2] - self.table_QK[:, 1])
+
+    def with_upgrade(self, errors: float, n: int) -> "Population":
+        """The population whose upgrade is this many standard errors of a mean over n queries."""
+
+        def missing(c: float) -> float:
+            weight_Q = _tilted(c * self.apart)
+            mean = float(weight_Q @ self.apart)
+            return mean - errors * float(np.sqrt(weight_Q @ (self.apart - mean) ** 2 / n))
+
+        return self._replace(weight_Q=_tilted(brentq(missing, -20, 20) * self.apart))
+
+    def drawn(self, n: int, rng: np.random.Generator) -> Floats:
+        """n rows of the table."""
+        return np.asarray(self.table_QK[rng.choice(len(self.table_QK), size=n, p=self.weight_Q)])
+
+
+def _tilted(exponent_Q: Floats) -> Floats:
+    weight_Q = np.exp(exponent_Q - exponent_Q.max())
+    return np.asarray(weight_Q / weight_Q.sum())
+
+
+def population(folder: str, qrels: str, metric: str) -> Population:
+    found = rb.read_folder(folder)
+    truth = find_truth(found, ("qrels", qrels) if qrels else ()).ground
+    queries = found.queries or found.gallery
+    old, new = (rb.RetrievalSystem(queries.vectors[model], found.gallery.vectors[model]) for model in ("old", "new"))
+    curve = rb.replay(rb.UpgradePair(old, new), truth, "random", points=MOMENTS, metrics=metric)
+    values = curve.per_query[metric]
+    table = np.column_stack([stats.auc_draws(curve.t, values), values[:, [0, -1]], values])
+    return Population(curve.t, table, np.full(len(table), 1 / len(table)))
+
+
+def limits_of(sample: Floats, with_fall: bool) -> dict[str, tuple[float, float]]:
+    """Interval by name, as ``compare.tabulate`` computes them. sample: n rows of a population's table."""
+    n, draws = len(sample), stats.bootstrap_means(sample)
+    area, old, new, curve = draws[:, 0], draws[:, 1], draws[:, 2], draws[:, 3:]
+    wanted = {
+        "average": area, "value at half": curve[:, MOMENTS // 2], "average - old": area - old, "upgrade": new - old
+    }  # fmt: skip
+    if stats.is_upgrade(old, new, n):
+        wanted["gain"] = stats.gain_draws(area, old, new)
+    intervals = {name: stats.interval(each, n) for name, each in wanted.items()}
+    found = {name: (float(low), float(high)) for name, (low, high) in intervals.items()}
+    return found | ({"largest fall": stats.fall_limits(curve, sample[:, 3:].mean(axis=0))} if with_fall else {})
+
+
+def truth_of(of: Population) -> dict[str, float]:
+    area, old, new, *curve = of.weight_Q @ of.table_QK
+    return {
+        "average": area, "value at half": curve[MOMENTS // 2], "average - old": area - old, "upgrade": new - old,
+        "gain": stats.gain(area, old, new), "largest fall": stats.largest_fall(np.array(curve)).size,
+    }  # fmt: skip
+
+
+def coverage(of: Population, n: int, effect: float, repetitions: int) -> dict[str, str]:
+    """Name -> share of the intervals that contain the truth, in per cent; of gains, with the share that is printed."""
+    of, rng, hits = of.with_upgrade(effect, n), np.random.default_rng(1), defaultdict[str, list[bool]](list)
+    true = truth_of(of)
+    for repetition in range(repetitions):
+        found = limits_of(of.drawn(n, rng), repetition % EVERY == 0)
+        for name, (low, high) in found.items():
+            hits[name].append(low <= true[name] <= high)
+    shown = {name: f"{100 * np.mean(each):.1f}" for name, each in hits.items()}
+    shown["gain"] = f"{shown.get('gain', '-')} of {100 * len(hits['gain']) / repetitions:.0f}" if effect else "-"
+    return shown
+
+
+def best_of_many(of: Population, n: int, repetitions: int) -> dict[str, str]:
+    """How often the best of ``METHODS`` equal methods is said to be better than a given one, in per cent."""
+    apart_Q, rng = of.apart - of.apart.mean(), np.random.default_rng(2)
+    each_alone, at_once = 0, 0
+    for _ in range(repetitions):
+        sample = apart_Q[rng.integers(len(apart_Q), size=(n, METHODS))]
+        draws = stats.bootstrap_means(sample)
+        best = int(sample.mean(axis=0).argmax())
+        each_alone += bool(stats.interval(draws[:, best], n)[0] > 0)
+        width = stats.simultaneous_width(draws.T, n)
+        at_once += bool(sample[:, best].mean() - width * draws[:, best].std() > 0)
+    return {"each alone": f"{100 * each_alone / repetitions:.1f}", "at once": f"{100 * at_once / repetitions:.1f}"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("populations", nargs="+", metavar="FOLDER[:QRELS]:METRIC")
+    parser.add_argument("--repetitions", type=int, default=2000)
+    given = parser.parse_args()
+    for each in given.populations:
+        folder, *qrels, metric = each.split(":")
+        of = population(folder, "".join(qrels), metric)
+        print(f"\n{folder}, {metric}: {len(of.table_QK)} queries, per cent\n")
+        rows = [
+            {"queries": n, "upgrade / standard error": f"{effect:g}"} | coverage(of, n, effect, given.repetitions)
+            for n in NUMBERS
+            for effect in EFFECTS
+        ]
+        print(pd.DataFrame(rows).to_string(index=False), flush=True)
+        print(f"\nThe best of {METHODS} equal methods is said to be better than a given one\n")
+        many = [{"queries": n} | best_of_many(of, n, given.repetitions) for n in NUMBERS]
+        print(pd.DataFrame(many).to_string(index=False), flush=True)
+
+
+if __name__ == "__main__":
+    main()

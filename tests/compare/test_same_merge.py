@@ -1,0 +1,83 @@
+"""A merge that changes what a single system finds is given to old and new as well, before a gain is computed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ray_backfill as rb
+from ray_backfill.compare.report.verdict import verdict
+from ray_backfill.compare.results import Row
+from ray_backfill.engine import statistics as stats
+
+
+def with_hubs(items: int, seed: int) -> dict[str, np.ndarray]:
+    """50 classes; every tenth item is a hub: close to the mean of all, and so to every query."""
+    rng, label = np.random.default_rng(seed), np.arange(items) % 50
+    signal = np.random.default_rng(0).normal(size=(50, 48))[label]
+    hub = np.where(np.arange(items) % 10 == 3, 0.25, 1.0)[:, None]
+    common = np.ones(48) * 1.5
+    old = hub * (signal + 1.6 * rng.normal(size=(items, 48))) + common
+    return {"old": old, "new": hub * (signal + 1.2 * rng.normal(size=(items, 48))) + common, "label": label}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> rb.Results:
+    folder = tmp_path_factory.mktemp("hubs")
+    rb.write_folder(folder / "data", with_hubs(1500, 1), with_hubs(300, 2), with_hubs(1000, 3))
+    return rb.simulate(
+        folder / "data", out=folder / "run", methods=("rm_naive", "ridge_gallery"), merges=("raw", "csls", "best"),
+        metrics=("mAP",),
+    )  # fmt: skip
+
+
+def row_of(results: rb.Results, method: str, merge: str) -> Row:
+    (row,) = (row for row in results.rows if (row.method, row.merge) == (method, merge))
+    return row
+
+
+def alone(results: rb.Results, model: str) -> float:
+    """mAP of {model, model} with csls, by the public replay."""
+    folder = rb.read_folder(results.manifest.data["path"])
+    assert folder.queries is not None
+    assert folder.train is not None
+    assert folder.queries.label is not None
+    assert folder.gallery.label is not None
+    train = rb.RetrievalSystem(folder.train.vectors[model], folder.train.vectors[model])
+    system = rb.RetrievalSystem(folder.queries.vectors[model], folder.gallery.vectors[model])
+    merge = rb.fit_merge("csls", rb.UpgradePair(train, train), None, "cosine")
+    truth = rb.GroundTruth.from_labels(folder.queries.label, folder.gallery.label)
+    curve = rb.replay(rb.UpgradePair(system, system), truth, "random", points=2, metrics="mAP", merge=merge)
+    return float(curve.values("mAP")[0])
+
+
+def test_csls_is_judged_against_references_with_csls(results: rb.Results) -> None:
+    raw, csls = row_of(results, "rm_naive", "raw"), row_of(results, "rm_naive", "csls")
+    old, new = row_of(results, "old", "raw"), row_of(results, "new", "raw")
+    assert (csls.old_auc, csls.new_auc) == pytest.approx((alone(results, "old"), alone(results, "new")), abs=2e-3)
+    assert csls.old_auc > old.auc + 0.02, "hubs make csls worth something without any upgrade"
+    assert csls.gain == pytest.approx(stats.gain(csls.auc, csls.old_auc, csls.new_auc))
+    assert csls.gain_vs_raw == pytest.approx(stats.gain(csls.auc, old.auc, new.auc))
+    assert csls.gain < csls.gain_vs_raw - 0.1
+    assert csls.gain_low < csls.gain < csls.gain_high
+    assert (raw.old_auc, raw.new_auc, raw.gain) == (old.auc, new.auc, raw.gain_vs_raw)
+
+
+def test_the_chosen_merge_is_judged_as_the_merge_that_it_is(results: rb.Results) -> None:
+    best, csls = row_of(results, "rm_naive", "best"), row_of(results, "rm_naive", "csls")
+    assert best.title == "RM naive + csls"
+    assert (best.gain, best.gain_vs_raw, best.old_auc) == (csls.gain, csls.gain_vs_raw, csls.old_auc)
+    best, raw = row_of(results, "ridge_gallery", "best"), row_of(results, "ridge_gallery", "raw")
+    assert best.title == "ridge, gallery"
+    assert (best.gain, best.gain_vs_raw) == (raw.gain, raw.gain)
+
+
+def test_the_verdict_says_what_the_merge_does_alone(results: rb.Results) -> None:
+    best = results.best()
+    assert best is not None
+    assert f"The merge alone changes the old service to {100 * best.old_auc:.1f} %" in verdict(results)
+    assert f"relative to both without it, {100 * best.gain_vs_raw:.0f} %" in verdict(results)
+
+
+def test_references_stay_one_row_each(results: rb.Results, tmp_path: Path) -> None:
+    assert [row.merge for row in results.rows if row.method in ("old", "new")] == ["raw", "raw"]
