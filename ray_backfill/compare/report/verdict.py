@@ -15,6 +15,7 @@ from ray_backfill.compare.results import ResultsData, Row
 from ray_backfill.compare.selection import is_retention, retained
 from ray_backfill.compare.tables import HEAD_ALONE, NEGATIVE_FLIPS_VS_OLD, NEW, OLD, POSITIVE_FLIPS_VS_OLD
 from ray_backfill.core.outcome import Decision
+from ray_backfill.core.schema import NO
 from ray_backfill.page import Difference
 from ray_backfill.page.numbers import interval, listed, percent, percent_sign, points
 
@@ -126,7 +127,8 @@ def _advice(results: ResultsData, best: Row) -> str:
         return "Switch when the new index is complete" + f" ({results.label(best.variant)})" * bool(results.group(best))
     if results.manifest.traits.methods[best.method].recalls:
         return f"Re-rank with the new model ({_name(results, best)})"
-    return f"Merge online with {_name(results, best)}"
+    drop = ", although it starts below the old service" * (best.starts_at_old == NO)
+    return f"Merge online with {_name(results, best)}{drop}"
 
 
 def basis(results: ResultsData) -> str:

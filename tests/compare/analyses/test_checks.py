@@ -38,7 +38,7 @@ def test_the_best_method_is_not_recommended_if_it_did_not_learn(tmp_path: Path) 
     results = results_with(tmp_path, "rm")
     assert results.unlearned == {"rm"}
     assert [row.method for row in results.candidates("mAP")] == ["bct", "rm_naive"]
-    assert verdict(results).startswith("Merge online with BCT: ")
+    assert verdict(results).startswith("Merge online with BCT, although it starts below the old service: ")
     told = " ".join(sentence for sentences in vars(answer(results)).values() for sentence in sentences)
     assert "full RM" not in told
     assert "Full RM" not in told
