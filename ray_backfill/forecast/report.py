@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 _AGAIN = "run forecast again"
 COLUMNS = (
-    "± half of the 95 % interval: of other samples of items, with the same queries; that of simulate is of other queries. "
-    "gain: the share of the upgrade's improvement that users get on average (– = new is not clearly better than old). "
-    "start: exact. largest fall: the largest drop to a later moment, or its limits. to halve: further items that would "
-    "halve the interval of the average; – if half of the gallery is not enough."
+    "± half of the 95 % interval: of other samples of items, with the same queries; that of simulate is of other "
+    "queries. gain: the share of the upgrade's improvement that users get on average (– = new is not clearly better "
+    "than old). start: exact. largest fall: the largest drop to a later moment, or its limits. to halve: further items "
+    "that would halve the interval of the average; – if half of the gallery is not enough."
 )
 NAMES = ("method", "order", "average", "gain", "start", "end", "largest fall", "to halve")
 # If the chosen queries have as many different lists of right answers or fewer, intervals may be too narrow.
@@ -286,7 +286,7 @@ def width(rows: Sequence[ForecastRow]) -> str:
         return "Everything is known: the curves are exact."
     of_queries, of_answers, of_model = (percent(share, 0) for share in shares)
     return (
-        f"On average over the methods, the variance of the average comes from the choice of queries ({of_queries} %), the "
+        f"Over all methods, the variance of the average comes from the choice of queries ({of_queries} %), the "
         f"choice of right answers ({of_answers} %), the model of items that were not sampled ({of_model} %)."
     )
 
