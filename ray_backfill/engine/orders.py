@@ -177,7 +177,8 @@ ORDERS = (
             "most uncertain items are backfilled first.",
         },
     ),
-    # Deviates: the nearest class stands for the item's own, because galleries are rarely labelled.
+    # Deviates: the nearest class stands for the item's own, because galleries are rarely labelled; class means are of
+    # the train split, because new embeddings of the gallery do not exist yet; distances are cosines.
     Order(
         "mapped_class_mean_distance", "mapped distance to the class means", "lambda-Orthogonality, section 3.6",
         low_first("mapped_cosine"), ("mapped_cosine",),
@@ -211,7 +212,8 @@ ORDERS = (
         remedy="log.parquet in the folder: old embeddings of past queries (and a column 'weight')",
         glossary={
             "lazy": "An item is backfilled when a user first retrieves it: in the order in which the queries of a log, "
-            "drawn by their weights, find items in the old service.",
+            "drawn by their weights, find items in the old service. What the half-backfilled service would show is "
+            "not followed.",
         },
     ),
     Order("given", "given", "", low_first("order_score"), ("order_score",)),

@@ -12,7 +12,7 @@ from ray_backfill.core.progress import Task
 from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.engine.systems import GroundTruth, IntArray, Switch
 from ray_backfill.forecast.counts import CountingShards, Forms, LocalShards, QueryBlock, ShardSetup, count
-from ray_backfill.forecast.estimate import SampledAnswers, Units
+from ray_backfill.forecast.estimate import SampledAnswers, Units, structural_errors
 from ray_backfill.forecast.expected import Entries, Expectation, SumMetric, expect
 from ray_backfill.forecast.models import (
     Calibration,
@@ -80,7 +80,7 @@ def forecast_pair(
         order: {
             name: Units(
                 starts[name][scored][:, None], place, known.group, known.n_groups, value[:, o, :, r],
-                changes[:, 1:, o, :, r], {system: structure * changes[:, 0, o, :, r]},
+                changes[:, 1:, o, :, r], {system: structural_errors(structure * changes[:, 0, o, :, r])},
                 SampledAnswers(own[o, :, :, r], of_query, pools),
             )
             for r, name in enumerate(metrics)

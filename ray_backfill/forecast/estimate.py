@@ -18,6 +18,8 @@ from scipy.stats import t as student
 from ray_backfill.forecast.models import PARTS, Floats
 
 LEVEL = 0.95
+# Structural errors correlate by exp(-distance / reach) of the moments, in shares of the backfill.
+_REACH = 2.0
 # Moments between which the largest drop is sought.
 _MOMENTS = 11
 # Multiples of the sample that are tried.
@@ -92,8 +94,8 @@ class Units:
 
     start: (Q, c) what is known of all scored queries: the metric at t = 0. chosen: (m,) indices into these. group:
     (m,). n_groups: of all queries. value: (m, T). without: (m, PARTS, T) change if a part of the items is left out on
-    which the model of other items is fitted. shift: system that serves backfilled items -> (m, T) change by the
-    structural error of its counts. sampled: of the chosen queries.
+    which the model of other items is fitted. shift: system that serves backfilled items -> (F, T) changes of the mean
+    by F independent structural errors of its counts. sampled: of the chosen queries.
     """
 
     start: Floats
@@ -125,7 +127,7 @@ class Units:
         of_answers = share * float(deviations @ deviations) / len(y) ** 2
         value = float(y.mean() + (self.start.mean(axis=0) - own.mean(axis=0)) @ slope)
         # Structural errors of two systems are independent of each other; the jackknife leaves out the same items.
-        structural = sum(float((shift @ weights).mean()) ** 2 for shift in self.shift.values())
+        structural = sum(float(((shift @ weights) ** 2).sum()) for shift in self.shift.values())
         of_model = jackknife((self.without @ weights).mean(axis=0)) + structural
         of_sample = of_model - structural
         parts = ((of_queries + of_answers, groups - 1 - self.start.shape[1]), (of_sample, PARTS - 1))
@@ -152,11 +154,9 @@ class Units:
         """The sum of a curve and a multiple of another one of the same sample, whose errors are shared."""
         contribution = self.sampled.contribution + factor * other.sampled.contribution
         start = self.start if np.array_equal(self.start, other.start) else np.hstack([self.start, other.start])
-        value, nothing = self.value + factor * other.value, np.zeros(self.value.shape)
-        shift = {
-            system: self.shift.get(system, nothing) + factor * other.shift.get(system, nothing)
-            for system in {**self.shift, **other.shift}
-        }
+        value, shift = self.value + factor * other.value, dict(self.shift)
+        for system, each in other.shift.items():
+            shift[system] = shift.get(system, np.zeros_like(each)) + factor * each
         without = self.without + factor * other.without
         sampled = replace(self.sampled, contribution=contribution)
         return replace(self, start=start, value=value, without=without, shift=shift, sampled=sampled)
@@ -167,6 +167,17 @@ class Units:
         shift = {system: each @ weights[:, None] for system, each in self.shift.items()}
         value, without = (each @ weights[:, None] for each in (self.value, self.without))
         return replace(self, value=value, without=without, shift=shift, sampled=sampled)
+
+
+def structural_errors(changes_mT: Floats) -> Floats:
+    """(T, T) independent changes of the mean over m queries that together are the structural error at each moment.
+
+    changes_mT: by an error of one standard deviation. Errors at two moments correlate, the less the further they are
+    apart. Were they one error, it would cancel from a gain, which has the same system in its area and its end.
+    """
+    t = np.linspace(0, 1, changes_mT.shape[1])
+    correlation = np.exp(-np.abs(t[:, None] - t) / _REACH)
+    return np.asarray(np.linalg.cholesky(correlation).T * changes_mT.mean(axis=0))
 
 
 def satterthwaite(total: float, parts: Sequence[tuple[float, int]]) -> float:

@@ -15,6 +15,7 @@ from ray_backfill.forecast.estimate import (
     items_to_halve,
     jackknife,
     moment_weights,
+    structural_errors,
 )
 from ray_backfill.forecast.models import PARTS
 
@@ -41,7 +42,7 @@ def units(
     part: change if the first part of the items is left out.
     """
     m = len(value)
-    shifts = {name: np.full((m, 1), size) for name, size in shift.items()}
+    shifts = {name: np.full((1, 1), size) for name, size in shift.items()}
     without = np.zeros((m, PARTS, 1))
     without[:, 0] = part
     start, chosen = np.zeros((queries, 1)), np.arange(m)
@@ -123,10 +124,18 @@ def test_weights_of_areas_and_moments() -> None:
 def test_errors_of_area_and_end_that_cancel_leave_the_gain_exact() -> None:
     # The curve is a straight line, and its error is a straight line: the area is half of the end, whatever the error.
     value, everyone = np.tile([0.2, 0.6], (10, 1)), np.arange(10)
-    shift = {"new": np.tile([0.0, 0.05], (10, 1))}
+    shift = {"new": np.array([[0.0, 0.05]])}
     curves = Units(value[:, :1], everyone, everyone, 10, value, np.zeros((10, PARTS, 2)), shift, nothing(2))
     found = gain(curves, curves, np.array([0.0, 1.0]))
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_structural_errors_of_distant_moments_do_not_cancel() -> None:
+    """With changes of 0, 1 and 2 they have these standard deviations, and correlate by exp(-distance / 2)."""
+    errors = structural_errors(np.tile([0.0, 1.0, 2.0], (10, 1)))
+    covariance = errors.T @ errors
+    assert np.sqrt(np.diag(covariance)) == pytest.approx([0, 1, 2])
+    assert covariance[1, 2] / 2 == pytest.approx(np.exp(-0.25))
 
 
 def test_gain_without_an_error_and_without_an_upgrade() -> None:
@@ -159,7 +168,7 @@ def test_items_that_halve_an_interval() -> None:
 def test_the_largest_fall_has_simultaneous_limits() -> None:
     # Three moments; the second one is lower than the first by 0.2 on average, and all queries are chosen.
     value = np.stack([np.full(10, 0.5), np.full(10, 0.3), np.full(10, 0.6)], axis=1)
-    shift = {"new": np.tile([0.0, 0.05, 0.1], (10, 1))}
+    shift = {"new": np.array([[0.0, 0.05, 0.1]])}
     everyone = np.arange(10)
     curves = Units(value[:, :1], everyone, everyone, 10, value, np.zeros((10, PARTS, 3)), shift, nothing(3))
     found, start, end = fall(curves, np.array([0.0, 0.5, 1.0]))

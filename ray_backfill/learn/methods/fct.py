@@ -142,7 +142,12 @@ METHODS = {
             glossary=_FCT | _SIDE,
         ),
         _method(
-            "bict", "BiCT", "BCT backbone, then h(old) towards it", TransformFit(target="bct"), "A new backbone", _BICT
+            "bict",
+            "BiCT",
+            "BCT backbone, then FCT's loss for h(old) towards it",
+            TransformFit(target="bct"),
+            "A new backbone",
+            _BICT,
         ),
     ),
 }

@@ -6,7 +6,8 @@ gradient reversal with factor 2 / (1 + exp(-10 p)) - 1 at progress p, discrimina
 class radii without outliers (1.5 interquartile ranges), boundary r + (limit - r) sigmoid(w) with a learned w per class,
 mean over the images outside.
 Deviates: the adversarial weight falls with every step, (1 - p), in the code with every epoch e of E, (E - e + 1) / E.
-The number of images outside is counted over all workers. Classes that the old classifier does not know have no
+The number of images outside is counted over all workers. Centres and radii are of plain images and stay as they are,
+while the loss sees changed views. Classes that the old classifier does not know have no
 boundary, as their images have no influence loss in BCT; if it knows none, all classes have one.
 
 Shapes: B images of this worker, N images of the train split, C new classes, d dimensions of the old model.

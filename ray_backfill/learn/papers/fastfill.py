@@ -149,6 +149,9 @@ def fit_classifier(
 ) -> Classifier:
     """Multinomial logistic regression by the loss of ``settings``, or an ArcFace classifier.
 
+    It stands in for the new model's own classifier, which FastFill's loss needs and a folder may lack. It is fitted
+    afterwards on the stored train embeddings, so it is not the one for which the new model was trained.
+
     It is fitted on four fifths of each class. Logits are divided by the temperature that fits the others best. So
     neither many dimensions nor a model that knows its train split by heart makes it more certain than it is right.
     ArcFace has no temperature: ``settings`` fixes the scale of its logits.

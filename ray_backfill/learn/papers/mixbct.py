@@ -4,7 +4,8 @@ Source: Liang et al., "MixBCT: Towards Self-Adapting Backward-Compatible Trainin
 classification loss on a batch in which old embeddings replace a random share of the new ones; old embeddings that are
 far from the centre of their class are denoised away. Share 0.3 and trusted share 0.9 as in the authors' public code.
 Deviates: the old model embeds the same augmented view as the new one, where the code reads stored embeddings; so an old
-embedding is trusted by its own distance, within the radius that holds this share of the class. The code also scales
+embedding is trusted by its own distance, within the radius that holds this share of the class. That radius is of plain
+images, and changed views can lie farther out, so that fewer are trusted. The code also scales
 each dimension to length 1 over all images before it measures distances. With a linear classifier (softmax) old
 embeddings keep their length, because the paper's classifier is ArcFace, which ignores lengths.
 

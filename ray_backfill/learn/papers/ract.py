@@ -2,6 +2,7 @@
 
 Source: Zhang et al., "Hot-Refresh Model Upgrades with Regression-Alleviating Compatible Training", 2022, section 3.3;
 tau 0.5 and weight 1 as in FastFill's re-run; the authors' code has tau 0.01 and the 10 hardest negatives of each kind.
+Negatives that are gathered from other workers have a gradient here, so that W workers train as one does on all items.
 
 Shapes: b images of this worker, B images of all workers, d dimensions.
 """
