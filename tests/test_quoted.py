@@ -40,7 +40,7 @@ def test_the_four_rows_of_the_readme() -> None:
         assert cells[2:] == [f"{100 * row.start:.1f} → {100 * row.end:.1f}", f"{100 * row.gain:.0f} %"]
     old, new, head = (100 * summary[name].auc for name in ("old", "new", "rho_alone"))
     assert f"The old service has {old:.1f} mAP@100 and the finished upgrade {new:.1f}." in README
-    assert f"which any finished upgrade could have ({head:.1f})" in README
+    assert f"Any finished upgrade could add this network: it then has {head:.1f}." in README
 
 
 def test_the_decision_about_text_is_that_of_its_page() -> None:

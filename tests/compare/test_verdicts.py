@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.replay import FallFound
 from ray_backfill.compare.report import Results, read_results
 from ray_backfill.compare.report.answers import answer, warnings
 from ray_backfill.compare.report.verdict import in_two
 from ray_backfill.compare.run import evaluate_folder
+from ray_backfill.compare.tabulate import _never_falls, _no_loss
+from ray_backfill.core.schema import NO, UNDECIDED, YES
 from ray_backfill.data.write import vector_column
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
@@ -27,6 +30,17 @@ def run(folder: Path, queries: int, old: float, new: float) -> Results:
         write_split(folder / "data" / f"{split}.parquet", rows, first, **columns)
     evaluation = Evaluation(methods=("rm_naive", "offline"), orders=("random",), points=5)
     return read_results(evaluate_folder(folder / "data", evaluation, FitSettings(), Context(folder / "out")))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "no_loss"),
+    [(-0.004, 0.02, YES), (-0.01, 0.02, UNDECIDED), (-0.01, 0.0, UNDECIDED), (-0.03, -0.001, NO), (0.0, 0.0, YES)],
+)
+def test_an_interval_decides_whether_there_is_a_loss(low: float, high: float, no_loss: str) -> None:
+    """Margin: half a point. ``low`` and ``high`` of a difference; a fall has them with the other sign."""
+    assert _no_loss(((low + high) / 2, low, high), 0.005) == no_loss
+    fall = FallFound(-low, max(0.0, -high), max(0.0, -low), 0.0, 0.5)
+    assert _never_falls(fall, 0.005) == no_loss
 
 
 def test_a_good_upgrade(tmp_path: Path) -> None:
