@@ -82,10 +82,10 @@ def limits_of(sample: Floats, with_fall: bool) -> dict[str, tuple[float, float]]
     wanted = {
         "average": area, "value at half": curve[:, MOMENTS // 2], "average - old": area - old, "upgrade": new - old
     }  # fmt: skip
-    if stats.is_upgrade(old, new, n):
-        wanted["gain"] = stats.gain_draws(area, old, new)
     intervals = {name: stats.interval(each, n) for name, each in wanted.items()}
     found = {name: (float(low), float(high)) for name, (low, high) in intervals.items()}
+    if np.isfinite(gain := stats.gain_limits(area, old, new, n)).all():
+        found["gain"] = gain
     return found | ({"largest fall": stats.fall_limits(curve, sample[:, 3:].mean(axis=0))} if with_fall else {})
 
 

@@ -191,7 +191,17 @@ def _training_free_table(runs: Runs, order: str) -> PageTable | None:
     ]
     if not found:
         return None
-    header = ("", "best of", "method", "merge", "order", f"AUC {runs.primary}", "gain", "full RM's gain", "share of it")
+    header = (
+        "",
+        "best of",
+        "method",
+        "merge",
+        "order",
+        f"AUC {runs.primary}",
+        "gain vs raw",
+        "full RM's",
+        "share of it",
+    )
     return PageTable(header, tuple(_training_free_row(runs, name, best) for name, best in found))
 
 

@@ -177,6 +177,7 @@ def _joined(results: Sequence[Results]) -> Results:
             rows=first.rows + tuple(r for r in other.rows if (r.method, r.variant, r.metric) not in known),
             lines={**other.lines, **first.lines},
             differences={**other.differences, **first.differences},
+            at_once={**other.at_once, **first.at_once},
             moments={**other.moments, **first.moments},
         )
     return first

@@ -207,9 +207,10 @@ class MergeFits:
         chosen = MERGES_TO_CHOOSE if BEST in self.names else ()
         known, kinds = all_merges(), dict.fromkeys((*self.names, *chosen))
         able = [kind for kind in map(known.__getitem__, kinds) if not (kind.is_monotone or kind.is_choice)]
-        if self.items is None or not all(model in self.items.gallery for model in reference.models):
-            return {}
-        pair = reference.pair(self.items, None)
+        pair = None
+        if self.items is not None and all(model in self.items.gallery for model in reference.models):
+            pair = reference.pair(self.items, None)
+        able = [kind for kind in able if pair is not None or not kind.needs_train]
         return {kind.name: self._fit(kind.name, reference, pair) for kind in able if kind.suits(self.distance)}
 
     def _fit(self, name: str, method: Method, pair: UpgradePair | None) -> Merge:

@@ -313,7 +313,7 @@ def _with_merges(curves: Curves) -> Curves:
     for (name, order, merge), curve in curves.items():
         if (name, order, merge) not in found:
             raw = found[name, order, RAW.name]
-            found[name, order, RAW.name] = replace(raw, with_merge={**raw.with_merge, merge: curve})
+            found[name, order, RAW.name] = replace(raw, with_merge={**raw.with_merge, curve.merge: curve})
     return found
 
 

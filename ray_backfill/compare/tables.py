@@ -149,8 +149,9 @@ class DifferenceRow:
     high: float
     low_at_once: Annotated[
         float,
-        "limits that hold for all curves compared with the other one at once (max-t), and so for the best of them, "
-        "though it was chosen on the same queries; of a reference, the same as `low` and `high`",
+        "limits that hold at once (max-t) for all curves compared with the other one, or, if that is a reference, for "
+        "those of all orders and merges: so also for the best of them, though it was chosen on the same queries; of a "
+        "reference, the same as `low` and `high`",
     ]
     high_at_once: float
 

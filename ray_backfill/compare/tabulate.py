@@ -72,8 +72,9 @@ def summary_row(
     of_this, olds, news = (areas[*each, metric] for each in (key, old_key, new_key))
     is_upgrade = has_gain and stats.is_upgrade(olds, news, found.n_queries)
     with_old, with_new = (each.with_merge.get(found.merge, each) for each in (old, new))
-    gain = _gain(found, with_old, with_new, metric) if has_gain else (NAN, NAN, NAN)
-    gain_vs_raw = _gain(found, old, new, metric) if has_gain else gain
+    gain_vs_raw = _gain(found, old, new, metric) if is_upgrade else (NAN, NAN, NAN)
+    gain = _gain(found, with_old, with_new, metric) if is_upgrade else gain_vs_raw
+    half = (with_old.values[metric][0] + with_new.values[metric][-1]) / 2
     values, old_value, new_value = found.values[metric], old.values[metric][0], new.values[metric][-1]
     start_vs_old, end_vs_new = _apart(found, old, metric, 0), _apart(found, new, metric, -1)
     fall = found.falls[metric]
@@ -98,7 +99,7 @@ def summary_row(
         fall_start=fall.start,
         fall_end=fall.end,
         passes_old_at=found.settles_at(metric, old_value - margin),
-        half_gain_at=found.settles_at(metric, (old_value + new_value) / 2) if is_upgrade else NAN,
+        half_gain_at=found.settles_at(metric, half) if np.isfinite(gain[0]) else NAN,
         passes_new_at=found.settles_at(metric, new_value - margin),
         starts_at_old=_no_loss(start_vs_old, margin),
         ends_at_new=_no_loss(end_vs_new, margin),
@@ -113,8 +114,7 @@ def _gain(found: Replayed, old: Replayed, new: Replayed, metric: str) -> Limited
     mine, olds, news = (stats.auc_draws(e.curve.t, e.draws[metric], e.curve.is_step) for e in (found, old, new))
     if not stats.is_upgrade(olds, news, found.n_queries):
         return NAN, NAN, NAN
-    gains = stats.gain_draws(mine, olds, news)
-    return limited(found.curve.gain(metric, old.curve, new.curve), gains, found.n_queries)
+    return found.curve.gain(metric, old.curve, new.curve), *stats.gain_limits(mine, olds, news, found.n_queries)
 
 
 def limited(value: float, draws: NDArray[np.float64], n_queries: int) -> Limited:
@@ -202,13 +202,25 @@ def _differences(
     References are compared with all merges of their order.
     """
     others_of = {other: [own for own in curves if _are_compared(own, other, methods)] for other in curves}
+    own_curves = [key for key in curves if not methods[key[0]].is_reference]
     for metric in metrics:
+        # A reference has the same curve in all orders, and the best of all orders and merges is compared with it.
+        all_own = np.array([areas[*own, metric] for own in own_curves])
+        against: dict[str, float] = {}
         for other, compared in others_of.items():
             draws = np.array([areas[*own, metric] - areas[*other, metric] for own in compared])
             could_win = np.array([not methods[own[0]].is_reference for own in compared])
             if not compared:
                 continue
-            width = stats.simultaneous_width(draws[could_win], curves[other].n_queries) if could_win.any() else 0.0
+            n_queries = curves[other].n_queries
+            if not could_win.any():
+                width = 0.0
+            elif methods[other[0]].is_reference:
+                if other[0] not in against:
+                    against[other[0]] = stats.simultaneous_width(all_own - areas[*other, metric], n_queries)
+                width = against[other[0]]
+            else:
+                width = stats.simultaneous_width(draws[could_win], n_queries)
             low_K, high_K = stats.interval(draws.T, curves[other].n_queries)
             for own, low, high, spread, can in zip(compared, low_K, high_K, draws.std(axis=1), could_win, strict=True):
                 value = curves[own].curve.auc(metric) - curves[other].curve.auc(metric)

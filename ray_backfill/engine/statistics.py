@@ -73,12 +73,31 @@ def gain_draws(method: NDArray[np.float64], old: NDArray[np.float64], new: NDArr
     """Return (DRAWS,) gains, from (DRAWS,) areas; call it only if new ``is_upgrade``.
 
     Draws in which new is hardly better than old have large gains of either sign, and so the interval of an uncertain
-    upgrade is wide. Linearised around the means it would be too narrow: docs/results/coverage.md.
+    upgrade is wide. Linearised around the means it would be too narrow: docs/results/coverage.md. Where new equals old,
+    the gain is ``_ENDLESS``, or NaN if nothing differs.
     """
     gained, step = method - old, new - old
-    return np.divide(gained, step, out=np.full(len(step), np.inf), where=step != 0)
+    endless = np.where(gained == 0, np.nan, np.sign(gained) * _ENDLESS)
+    return np.divide(gained, step, out=endless, where=step != 0)
 
 
+def gain_limits(
+    method: NDArray[np.float64], old: NDArray[np.float64], new: NDArray[np.float64], n_queries: int
+) -> tuple[float, float]:
+    """Return the 95 % limits of a gain, from (DRAWS,) areas; NaN if new is no clear upgrade.
+
+    NaN also if new equals old in so many draws that the gain has no limit.
+    """
+    if not is_upgrade(old, new, n_queries):
+        return float("nan"), float("nan")
+    gains = gain_draws(method, old, new)
+    low, high = interval(gains[~np.isnan(gains)], n_queries)
+    is_bounded = max(abs(low), abs(high)) < _ENDLESS / 1e6
+    return (float(low), float(high)) if is_bounded else (float("nan"), float("nan"))
+
+
+# A gain whose denominator is 0: larger than any other, and finite, so that percentiles can be taken.
+_ENDLESS = 1e12
 # Means of float64 shares differ by less than this if they are mathematically equal.
 ROUNDING = 1e-12
 # Below this spread, a drop is treated as deterministic.

@@ -1,12 +1,13 @@
 """A merge that changes what a single system finds is given to old and new as well, before a gain is computed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.compare.report.verdict import verdict
+from ray_backfill.compare.report.verdict import Situation, find_situation, verdict
 from ray_backfill.compare.results import Row
 from ray_backfill.engine import statistics as stats
 
@@ -77,6 +78,24 @@ def test_the_verdict_says_what_the_merge_does_alone(results: rb.Results) -> None
     assert best is not None
     assert f"The merge alone changes the old service to {100 * best.old_auc:.1f} %" in verdict(results)
     assert f"relative to both without it, {100 * best.gain_vs_raw:.0f} %" in verdict(results)
+
+
+def test_what_the_old_service_reaches_by_the_merge_alone_is_no_reason_to_merge_online(results: rb.Results) -> None:
+    """A method with csls that is better than the old service, but not better than the old service with csls."""
+    csls, old = row_of(results, "rm_naive", "csls"), row_of(results, "old", "raw")
+    between = (old.auc + csls.old_auc) / 2
+    rows = tuple(
+        replace(row, auc=between, gain=-0.3) if (row.method, row.merge) == ("rm_naive", "csls") else row
+        for row in results.rows
+        if row.is_reference or (row.method, row.merge) == ("rm_naive", "csls")
+    )
+    found = replace(results, rows=rows)
+    assert find_situation(found) is Situation.NOT_MIXED
+    said = verdict(found)
+    assert said.startswith(
+        "Switch when the new index is complete: no method serves better than the old service with csls,"
+    )
+    assert f"against {100 * csls.old_auc:.1f} %, and {100 * old.auc:.1f} % without." in said
 
 
 def test_references_stay_one_row_each(results: rb.Results, tmp_path: Path) -> None:

@@ -93,11 +93,19 @@ def test_an_upgrade_that_is_not_clear_has_no_gain() -> None:
     old, new, mine = (rng.normal(mean, 0.3, size=1000) for mean in (0.0, 1.3, 0.6))
     new[0] = old[0]  # the ratio of this draw is infinite
     assert stats.is_upgrade(old, new, 1000)
-    assert np.isfinite(stats.interval(stats.gain_draws(mine, old, new), 1000)).all()
+    assert np.isfinite(stats.gain_limits(mine, old, new, 1000)).all()
     assert not stats.is_upgrade(new, old, 1000)
     better_on_average = old + np.where(np.arange(1000) < 100, -1, 1)
     assert not stats.is_upgrade(old, better_on_average, 1000)
     assert not stats.is_upgrade(old, old, 1000)
+
+
+def test_a_gain_without_a_limit_has_no_interval() -> None:
+    """In 9 of 1,000 draws new equals old, which is just few enough for 10 queries."""
+    old, new, mine = np.zeros(1000), np.where(np.arange(1000) < 9, 0.0, 1.0), np.full(1000, -0.5)
+    assert stats.is_upgrade(old, new, 10)
+    assert np.isnan(stats.gain_limits(mine, old, new, 10)).all()
+    assert stats.gain_limits(mine * new, old, new, 10) == (-0.5, -0.5), "a draw in which nothing differs says nothing"
 
 
 def test_limits_at_once_are_those_of_independent_values() -> None:

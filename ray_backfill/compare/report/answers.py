@@ -52,7 +52,9 @@ def runner_up(results: ResultsData) -> str:
     second = next((r for r in ranked if r.method != ranked[0].method), None)
     if second is None:
         return ""
-    is_share = math.isfinite(second.gain) and not verdict.exceeds_upgrade(results, second)
+    # Shares relative to different references, as with csls and without, say nothing of who is ahead.
+    is_same = (second.old_auc, second.new_auc) == (ranked[0].old_auc, ranked[0].new_auc)
+    is_share = is_same and math.isfinite(second.gain) and not verdict.exceeds_upgrade(results, second)
     gain = f", {percent_sign(second.gain, 0)} of the improvement" if is_share else ""
     lead = results.difference(ranked[0], second, at_once=True)
     apart = ""
@@ -119,7 +121,7 @@ def _when(results: ResultsData, best: Row) -> tuple[str, ...]:
     sentences = []
     for row in results.in_all_metrics(best):
         steps = [(row.passes_old_at, "as good as the old service")]
-        if math.isfinite(row.gain_vs_raw):
+        if math.isfinite(row.gain):
             steps.append((row.half_gain_at, "half the improvement"))
         steps.append((row.passes_new_at, "as good as the new model"))
         moments = ", ".join(f"{words} {_from(t)}" for t, words in steps)

@@ -141,14 +141,14 @@ def _number_line(results: ResultsData, row: Row, is_primary: bool) -> Line:
     if not selection.is_retention(results):
         gain = number(percent_sign(row.gain, 0), row.gain, "gain")
         line.append(("gain", gain._replace(width=0.0 if row.is_end else _bar(row))))
-        if any(each.gain != each.gain_vs_raw for each in results.rows if math.isfinite(each.gain)):
+        if results.has_gains_vs_raw:
             line.append(("gain vs raw", number(percent_sign(row.gain_vs_raw, 0), row.gain_vs_raw)))
         steps.insert(1, ("half gain from", row.half_gain_at))
     values = (("start", row.start), ("end", row.end), ("largest fall", row.largest_fall))
     for (head, value), mark, words in zip(values, marks, CONDITIONS, strict=True):
         line.append((head, share(value)._replace(mark=mark, mark_words=words)))
     for head, t in steps:
-        unknown = row.is_end or (head == "half gain from" and math.isnan(row.gain_vs_raw))
+        unknown = row.is_end or (head == "half gain from" and math.isnan(row.gain))
         line.append((head, Cell(NOTHING, "") if unknown else number(_moment(t), t if math.isfinite(t) else 2.0)))
     if is_primary:
         line += [("flips vs old", share(row.negative_flips_vs_old_max))]

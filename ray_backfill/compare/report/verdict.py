@@ -261,11 +261,11 @@ def _with_same_merge(results: ResultsData, best: Row, old: Row, new: Row) -> str
         return ""
     digits = results.digits(best.metric)
     old_alone, new_alone = percent_sign(best.old_auc, digits), percent_sign(best.new_auc, digits)
-    vs_raw = f"; relative to both without it, {percent_sign(best.gain_vs_raw, 0)}" * math.isfinite(best.gain_vs_raw)
-    return (
-        f" The merge alone changes the old service to {old_alone} and the new model to {new_alone}, to which the share "
-        f"is relative{vs_raw}."
-    )
+    relative = ", and the points above are relative to the old service without it"
+    if not exceeds_upgrade(results, best):
+        vs_raw = f"; relative to both without it, {percent_sign(best.gain_vs_raw, 0)}" * math.isfinite(best.gain_vs_raw)
+        relative = f", to which the share is relative{vs_raw}"
+    return f" The merge alone changes the old service to {old_alone} and the new model to {new_alone}{relative}."
 
 
 def changes_references(row: Row, old: Row, new: Row) -> bool:
@@ -279,10 +279,13 @@ def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> s
     is_beaten = cascade is not None and cascade.auc > old.auc
     # The best row can be the reference that switches at the end, which is what the sentence advises.
     mixing = next((row for row in results.candidates(results.primary) if not row.is_reference), best)
+    # With csls, the old service can be better than a method with csls that is better than the old service without it.
+    merge = f" with {mixing.merge}, which needs no upgrade" if mixing.auc > old.auc else ""
+    own = f"{percent_sign(mixing.old_auc)}, and {percent_sign(old.auc)} without" if merge else percent_sign(old.auc)
     sentence = (
         f"Switch when the new index is complete: no method{' but cascades' * is_beaten} serves better than the old "
-        f"service while the backfill runs. The best{' of the others' * is_beaten}, {_name(results, mixing)}, has "
-        f"{percent_sign(mixing.auc)} {results.primary} on average against {percent_sign(old.auc)}."
+        f"service{merge}{',' * bool(merge)} while the backfill runs. The best{' of the others' * is_beaten}, "
+        f"{_name(results, mixing)}, has {percent_sign(mixing.auc)} {results.primary} on average against {own}."
     )
     return f"{sentence} {_with_price(results, cascade, old, step)}" if cascade is not None and is_beaten else sentence
 
@@ -385,7 +388,7 @@ def find_situation(results: ResultsData) -> Situation:
         if results.best_cascade() is not None:
             return Situation.ONLY_CASCADES
         return Situation.ONLY_BOUNDS if any(row.is_bound for row in own) else Situation.NO_METHOD
-    if old is not None and best.auc <= old.auc:
+    if old is not None and best.auc <= max(old.auc, best.old_auc):
         return Situation.NOT_MIXED
     return Situation.UPGRADE
 

@@ -156,7 +156,8 @@ MERGES = (
         is_choice=True,
         glossary={
             "best": "For each method the merge, of raw distances, quantile, isotonic and CSLS, that ranks items best "
-            "that it was not fitted on: held-out train items, half of them at a time. Raw without train items.",
+            "that it was not fitted on: held-out train items, half of them at a time. Raw without train items. CSLS "
+            "changes what old and new find alone, so gains are then relative to both with it (gain vs raw: without).",
         },
     ),
 )  # fmt: skip

@@ -101,10 +101,7 @@ class Curve:
     def gain_interval(self, metric: str, old: "Curve", new: "Curve", *, seed: int = 0) -> tuple[float, float]:
         """Return low and high of the 95 % bootstrap interval of ``gain``; NaN if new is not clearly better than old."""
         mine, olds, news = (curve._auc_draws(metric, seed) for curve in (self, old, new))
-        if not stats.is_upgrade(olds, news, len(self.scored)):
-            return float("nan"), float("nan")
-        low, high = stats.interval(stats.gain_draws(mine, olds, news), len(self.scored))
-        return float(low), float(high)
+        return stats.gain_limits(mine, olds, news, len(self.scored))
 
     def of_queries(self, mask: NDArray[np.bool_]) -> "Curve":
         """Return the curve over some of the queries.
