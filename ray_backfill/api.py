@@ -131,7 +131,7 @@ def _simulate(
 
     folder = _folder_of(data)
     with _running(out, f"rb.simulate({str(folder)!r}, ...)", place, overwrite) as context:
-        return read_results(evaluate_folder(folder, Evaluation(**evaluation), fits or FitSettings(), context))
+        return read_results(evaluate_folder(folder, Evaluation(**evaluation), fits or FitSettings.of_folder(), context))
 
 
 def sample(
@@ -228,7 +228,7 @@ def forecast(
     sources = [str(new)] if isinstance(new, str | Path) else [str(each) for each in new]
     with _running(out, f"rb.forecast({str(folder)!r}, ...)", {"shards": shards}, overwrite) as context:
         given = local_path(sample or folder / SAMPLE_FILE)
-        return read_forecast(forecast_folder(folder, given, sources, how, fits or FitSettings(), context))
+        return read_forecast(forecast_folder(folder, given, sources, how, fits or FitSettings.of_folder(), context))
 
 
 def _folder_of(data: "str | Path | EmbeddingFolder") -> Path:

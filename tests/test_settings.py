@@ -67,7 +67,7 @@ def test_seeds_are_different_numbers_from_0_on(seeds: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("settings", "name"),
     [(Experiment("landmarks"), "permutations"), (Evaluation(), "points"), (Evaluation(), "permutations"),
-     (Workers(), "number"), (training.HeadTraining(), "epochs"), (SyntheticGallery(), "queries"),
+     (Workers(), "number"), (training.HeadTraining(), "blocks"), (SyntheticGallery(), "queries"),
      (LiveSettings(), "part_items"), (ShardSettings(), "number"), (landmarks.Settings(), "queries")],
 )  # fmt: skip
 def test_counts_are_not_zero(settings: Any, name: str) -> None:

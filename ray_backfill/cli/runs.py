@@ -88,7 +88,7 @@ class FolderJob(Run, Folder):
     """Work on a folder of embeddings."""
 
     evaluation: Evaluation = field(default_factory=Evaluation.of_folder)
-    fits: FitSettings = field(default_factory=FitSettings)
+    fits: FitSettings = field(default_factory=FitSettings.of_folder)
     workers: Workers = field(default_factory=Workers)
 
 

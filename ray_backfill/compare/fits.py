@@ -20,7 +20,7 @@ from ray_backfill.compare.replay import distinct_systems
 from ray_backfill.compare.resolve import Comparison, find_left_out
 from ray_backfill.compare.tables import LeftOut
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import task
+from ray_backfill.core.progress import duration, say, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json
 from ray_backfill.data.division import FEWEST
@@ -29,7 +29,16 @@ from ray_backfill.data.truth import ground_truth
 from ray_backfill.engine.orders import GalleryColumns, make_order
 from ray_backfill.engine.replay import Curve, Served, replay_pairs
 from ray_backfill.learn.methods import Method, find_methods, models_of
-from ray_backfill.learn.training.fit import Tuned, Values, train_set, trials_of, with_values
+from ray_backfill.learn.training.fit import (
+    FLOPS_PER_S,
+    TrainSet,
+    Tuned,
+    Values,
+    sized,
+    train_set,
+    trials_of,
+    with_values,
+)
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context, Workers, has_more_than_cpus
 
@@ -211,6 +220,7 @@ def fit_stage(
         return folders
     here, trained = _divided([method for method in methods if method.name in missing], lambda method: method.is_trained)
     data = train_set(folder)
+    own |= {method.name: _sized(method, own[method.name], data, distance) for method in (*here, *trained)}
     with task("fit maps", len(missing), "methods") as shown:
         for method in here:
             if method.is_trained:
@@ -223,6 +233,17 @@ def fit_stage(
 
             train_maps(out, folder, trained, own, distance, workers, shown)
     return {name: path for name, path in folders.items() if is_finished(path)}
+
+
+def _sized(method: Method, settings: FitSettings, data: TrainSet, distance: str) -> FitSettings:
+    """The settings with a number of epochs, and a line that says how long that takes, if it was left open."""
+    assert method.fit is not None
+    method.fit.check(data, settings, 1)
+    found, cost = sized(method.fit, settings, data, distance)
+    if cost is not None:
+        long = duration(cost.flops / FLOPS_PER_S)
+        say(f"{method.title}: {cost.epochs} epochs of {len(data):,} items, about {long} on one core")
+    return found
 
 
 def tune_stage(

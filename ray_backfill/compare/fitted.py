@@ -80,11 +80,12 @@ def fit_map(out: Path, method: Method, data: TrainSet, settings: FitSettings, di
     Raises:
         InputError: The data are too few.
     """
-    from ray_backfill.learn.training.fit import fit_into, one_thread
+    from ray_backfill.learn.training.fit import fit_into, one_thread, sized
 
     assert method.fit is not None
     method.fit.check(data, settings, 1)
     with one_thread(method.is_trained):
+        settings, _ = sized(method.fit, settings, data, distance)
         fit_into(out, method.title, method.fit, data, settings, distance)
 
 

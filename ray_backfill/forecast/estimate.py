@@ -19,7 +19,7 @@ from ray_backfill.forecast.models import PARTS, Floats
 
 LEVEL = 0.95
 # Structural errors correlate by exp(-distance / reach) of the moments, in shares of the backfill.
-_REACH = 2.0
+_REACH = 1.0
 # Moments between which the largest drop is sought.
 _MOMENTS = 11
 # Multiples of the sample that are tried.

@@ -131,11 +131,11 @@ def test_errors_of_area_and_end_that_cancel_leave_the_gain_exact() -> None:
 
 
 def test_structural_errors_of_distant_moments_do_not_cancel() -> None:
-    """With changes of 0, 1 and 2 they have these standard deviations, and correlate by exp(-distance / 2)."""
+    """With changes of 0, 1 and 2 they have these standard deviations, and correlate by exp(-distance)."""
     errors = structural_errors(np.tile([0.0, 1.0, 2.0], (10, 1)))
     covariance = errors.T @ errors
     assert np.sqrt(np.diag(covariance)) == pytest.approx([0, 1, 2])
-    assert covariance[1, 2] / 2 == pytest.approx(np.exp(-0.25))
+    assert covariance[1, 2] / 2 == pytest.approx(np.exp(-0.5))
 
 
 def test_gain_without_an_error_and_without_an_upgrade() -> None:

@@ -69,7 +69,7 @@ class SimulateArraysJob(Run, ForPrograms):
     query_labels: Path | None = None
     """Labels of the queries."""
     evaluation: Evaluation = field(default_factory=Evaluation.of_folder)
-    fits: FitSettings = field(default_factory=FitSettings)
+    fits: FitSettings = field(default_factory=FitSettings.of_folder)
     workers: Workers = field(default_factory=Workers)
     place: ReplayPlace = field(default_factory=ReplayPlace)
 
@@ -91,7 +91,7 @@ class ScaleJob(Run, ForPrograms):
     gallery: SyntheticGallery = field(default_factory=SyntheticGallery)
     """Synthetic gallery, by default as large as Google Landmarks v2; see docs/results/scale.md for its defaults."""
     evaluation: Evaluation = field(default_factory=_at_scale)
-    fits: FitSettings = field(default_factory=FitSettings)
+    fits: FitSettings = field(default_factory=FitSettings.of_folder)
     workers: Workers = field(default_factory=Workers)
     place: ReplayPlace = field(default_factory=ReplayPlace)
 

@@ -72,7 +72,7 @@ class ForecastJob(Run, Folder, ForPrograms):
     sample: Path | None = None
     """File that ray-backfill sample wrote (default: sample.parquet in the folder of embeddings)."""
     evaluation: ForecastSettings = field(default_factory=ForecastSettings)
-    fits: FitSettings = field(default_factory=FitSettings)
+    fits: FitSettings = field(default_factory=FitSettings.of_folder)
     workers: Workers = field(default_factory=Workers)
     place: ReplayPlace = field(default_factory=ReplayPlace)
 

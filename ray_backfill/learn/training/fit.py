@@ -323,6 +323,38 @@ def one_thread(by_torch: bool = True) -> Iterator[None]:
         yield
 
 
+# Group of settings -> most epochs of a training whose length is left to its size (docs/methods.md).
+_MOST_EPOCHS = {"heads": 50, "transforms": 40}
+# Operations of one core in a second, about, and the time that a training may take on one.
+FLOPS_PER_S, _USUAL_S = 8e10, 120
+
+
+def sized(fit: Fit, settings: FitSettings, data: TrainSet, distance: str) -> tuple[FitSettings, FitCost | None]:
+    """The settings with a number of epochs where it is left to the size of the data, and the cost of such a fit.
+
+    It depends on dimensions and number of items only, so that a map does not depend on the machine.
+    """
+    unknown = [name for name in _MOST_EPOCHS if getattr(settings, name).epochs == 0]
+    if not fit.is_trained or not unknown:
+        return settings, None
+    most = _with_epochs(settings, {name: _MOST_EPOCHS[name] for name in unknown})
+    dims = {model: vectors.shape[1] for model, vectors in data.vectors.items()}
+    classes = 2 if data.label is None else max(2, len(np.unique(data.label)))
+    share = min(1.0, _USUAL_S * FLOPS_PER_S / fit.cost(dims, len(data), classes, most, distance, 1).flops)
+    found = _with_epochs(settings, {name: max(1, int(_MOST_EPOCHS[name] * share)) for name in unknown})
+    return found, fit.cost(dims, len(data), classes, found, distance, 1)
+
+
+def _with_epochs(settings: FitSettings, epochs: Mapping[str, int]) -> FitSettings:
+    """epochs: group of settings -> number. A warm-up takes at most a quarter of them."""
+    for name, number in epochs.items():
+        group = replace(getattr(settings, name), epochs=number)
+        if isinstance(group, TransformTraining):
+            group = replace(group, warmup_epochs=min(group.warmup_epochs, number // 4))
+        settings = replace(settings, **{name: group})
+    return settings
+
+
 def fit_into(
     folder: Path, title: str, fit: Fit, data: TrainSet, settings: FitSettings, distance: str, device: Device = None
 ) -> None:

@@ -162,7 +162,7 @@ class HeadTraining:
     """Training of the heads psi and rho. The paper has lr 1e-4 and tau 1 instead (docs/results/omniglot.md)."""
 
     epochs: int = 50
-    """Number of passes over the train split."""
+    """Number of passes over the train split; 0: as many as take about two minutes on one core, at most 50."""
     classes: int = 64
     """Classes per batch, over all workers together."""
     items: int = 4
@@ -177,8 +177,8 @@ class HeadTraining:
     """Contrastive loss of the heads psi and rho."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "heads", "epochs", "classes", "items", "lr", "blocks")
-        require_not_negative(self, "heads", "seed")
+        require_positive(self, "heads", "classes", "items", "lr", "blocks")
+        require_not_negative(self, "heads", "epochs", "seed")
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class TransformTraining:
     """Training of the transformations h of FCT and FastFill, of joint maps, and of MLP adapters."""
 
     epochs: int = 80
-    """Number of passes over the train split."""
+    """Number of passes over the train split; 0: as many as take about two minutes on one core, at most 40."""
     batch: int = 1024
     """Items per step, over all workers together."""
     lr: float = 5e-4
@@ -248,8 +248,8 @@ class TransformTraining:
     """Joint maps B (new to old) and F (old to B's space) of lambda-Orthogonality."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "transforms", "epochs", "batch", "lr", "hidden")
-        require_not_negative(self, "transforms", "weight_decay", "warmup_epochs", "fixed_norm_from", "seed")
+        require_positive(self, "transforms", "batch", "lr", "hidden")
+        require_not_negative(self, "transforms", "epochs", "weight_decay", "warmup_epochs", "fixed_norm_from", "seed")
 
 
 @dataclass(frozen=True)
@@ -292,6 +292,11 @@ class FitSettings:
     def __post_init__(self) -> None:
         if self.tune < 0:
             raise InputError(f"--tune must not be negative, got {self.tune}")
+
+    @classmethod
+    def of_folder(cls) -> "FitSettings":
+        """The defaults for a folder of embeddings of any size, whose dimensions decide how long a training takes."""
+        return cls(HeadTraining(epochs=0), TransformTraining(epochs=0, batch=256, hidden=1024))
 
 
 ARCHITECTURES = ("convnet", "resnet18", "resnet50", "vit_b_32", "hf:NAME_OR_FOLDER")
