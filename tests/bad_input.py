@@ -97,7 +97,7 @@ OPTIONS = [
     on_folder("--heads.loss.tau 0", "--heads.loss.tau must be greater than 0"),
     on_folder("--heads.loss.tau cold", "--heads.loss.tau must be a number, not 'cold'"),
     on_folder("--heads.loss.distance hamming", "--heads.loss.distance must be cosine or l2"),
-    on_folder("--heads.epochs 0", "--heads.epochs must be greater than 0"),
+    on_folder("--heads.blocks 0", "--heads.blocks must be greater than 0"),
     on_folder("--transforms.batch 0", "--transforms.batch must be"),
     on_folder("--adapters.ridge -1", "--adapters.ridge must be"),
     on_folder("--shards -1", "--shards must not be negative"),

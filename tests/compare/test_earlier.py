@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("finished") / "out"
-    evaluate_folder(data, EVALUATION, FitSettings(), Context(out))
+    evaluate_folder(data, EVALUATION, FitSettings.of_folder(), Context(out))
     return out
 
 
@@ -54,7 +54,7 @@ def out(finished: Path, tmp_path: Path) -> Path:
 
 def run(data: Path, out: Path, overwrite: bool = False, fits: FitSettings | None = None, **changed: Any) -> Path:
     return evaluate_folder(
-        data, replace(EVALUATION, **changed), fits or FitSettings(), Context(out, overwrite=overwrite)
+        data, replace(EVALUATION, **changed), fits or FitSettings.of_folder(), Context(out, overwrite=overwrite)
     )
 
 
@@ -185,7 +185,7 @@ def test_other_settings_are_refused_before_anything_is_computed_and_overwritten_
     rng = np.random.default_rng(5)
     columns = {"old": rng.normal(size=(60, 4)), "new": rng.normal(size=(60, 6)), "label": np.arange(60) % 6}
     rb.write_folder(other, columns, columns, columns)
-    fits = FitSettings(adapters=AdapterSettings(ridge=0.5))
+    fits = replace(FitSettings.of_folder(), adapters=AdapterSettings(ridge=0.5))
     with monkeypatch.context() as patch:
         patch.setattr("ray_backfill.compare.fits.fit_stage", no_replay)
         for arguments, difference in [

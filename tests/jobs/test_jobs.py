@@ -59,7 +59,7 @@ def test_all_lines_are_ours_also_after_ctrl_c(finished: Path, tmp_path: Path) ->
     """Starts a Ray, streams through its actors, is stopped, and trains when it is started again."""
     shutil.copytree(finished / "backbones", tmp_path / "backbones")
     arguments = ("train_mcl.py", "--out", str(tmp_path), *TINY)
-    ours = re.compile(r"(start Ray|embed|fit maps)(, [^:]+)?: (\d|done in |running for ).*")
+    ours = re.compile(r"(start Ray|stop Ray|embed|fit maps)(, [^:]+)?: (\d|done in |running for ).*")
     with start(*arguments) as job:
         assert job.stderr is not None
         lines = [next(line for line in job.stderr if line.startswith("embed:"))]
