@@ -330,19 +330,27 @@ FLOPS_PER_S, _USUAL_S = 8e10, 120
 
 
 def sized(fit: Fit, settings: FitSettings, data: TrainSet, distance: str) -> tuple[FitSettings, FitCost | None]:
-    """The settings with a number of epochs where it is left to the size of the data, and the cost of such a fit.
+    """``by_size`` for these data, and the cost of such a fit if its number of epochs was left open."""
+    dims = {model: vectors.shape[1] for model, vectors in data.vectors.items()}
+    size = dims, len(data), 2 if data.label is None else max(2, len(np.unique(data.label)))
+    found = by_size(fit, settings, *size, distance)
+    return found, None if found == settings else fit.cost(*size, found, distance, 1)
 
-    It depends on dimensions and number of items only, so that a map does not depend on the machine.
+
+def by_size(
+    fit: Fit, settings: FitSettings, dims: Mapping[str, int], n_items: int, n_classes: int, distance: str
+) -> FitSettings:
+    """The settings with a number of epochs where these are 0, by the counted operations of one epoch.
+
+    It depends on dimensions and numbers of items only, so a map does not depend on the machine. dims, n_items,
+    n_classes: as in ``Fit.cost``.
     """
     unknown = [name for name in _MOST_EPOCHS if getattr(settings, name).epochs == 0]
     if not fit.is_trained or not unknown:
-        return settings, None
+        return settings
     most = _with_epochs(settings, {name: _MOST_EPOCHS[name] for name in unknown})
-    dims = {model: vectors.shape[1] for model, vectors in data.vectors.items()}
-    classes = 2 if data.label is None else max(2, len(np.unique(data.label)))
-    share = min(1.0, _USUAL_S * FLOPS_PER_S / fit.cost(dims, len(data), classes, most, distance, 1).flops)
-    found = _with_epochs(settings, {name: max(1, int(_MOST_EPOCHS[name] * share)) for name in unknown})
-    return found, fit.cost(dims, len(data), classes, found, distance, 1)
+    share = min(1.0, _USUAL_S * FLOPS_PER_S / fit.cost(dims, n_items, n_classes, most, distance, 1).flops)
+    return _with_epochs(settings, {name: max(1, int(_MOST_EPOCHS[name] * share)) for name in unknown})
 
 
 def _with_epochs(settings: FitSettings, epochs: Mapping[str, int]) -> FitSettings:

@@ -14,7 +14,7 @@ from ray_backfill.learn.methods import all_backbones, models_of
 from ray_backfill.learn.models.backbones import BackboneInfo, NetworkCost, network_cost
 from ray_backfill.learn.training import batches as pixels
 from ray_backfill.learn.training.backbone_loop import images_per_worker, step_flops, training_rows
-from ray_backfill.learn.training.fit import trials_of
+from ray_backfill.learn.training.fit import by_size, trials_of
 from ray_backfill.learn.training.objective import Classification
 from ray_backfill.recipes import NO_ROOT, ModelRecipe, PlanningSettings, Recipe
 from ray_backfill.recipes.run.checks import check_choices, check_evaluation, check_recipe, recipe_classes
@@ -290,7 +290,9 @@ def _fits(recipe: Recipe[Any], counts: Counts, workers: Workers) -> Iterator[_Ne
         if method.fit is None:
             continue
         dims = {name: _model(recipe, counts, name).how.backbone.dim for name in method.models}
-        cost = method.fit.cost(dims, of.images, of.classes, fits, recipe.evaluation.distance, workers.number)
+        distance = recipe.evaluation.distance
+        how = by_size(method.fit, fits, dims, of.images, of.classes, distance)
+        cost = method.fit.cost(dims, of.images, of.classes, how, distance, workers.number)
         what = f"{of.images:,} pairs of embeddings" + ("" if cost.steps else ", a formula")
         trials = len(trials_of(method.fit.space, fits, fits.tune)) if fits.tune > 1 else 1
         if trials > 1:  # a trial costs as much as the fit with the given settings, more or less
