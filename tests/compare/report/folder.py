@@ -75,17 +75,14 @@ def write_results(
                 areas[*key, metric] = area
                 summary.append(
                     summary_row(
-                        *key, title=title, metric=metric, auc=area, auc_low=area - half, auc_high=area + half,
-                        auc_mean=mean + shift - cost, gain=late_gain, gain_low=late_gain - 0.1,
-                        gain_high=late_gain + 0.1, gain_vs_raw=late_gain, gain_vs_raw_low=late_gain - 0.1,
-                        gain_vs_raw_high=late_gain + 0.1, old_auc=ends["old"][2] + shift,
-                        new_auc=ends["new"][2] + shift,
-                        start=values[0] + shift, end=values[-1] + shift, never_falls=steady,
+                        *key, **_gain_columns(late_gain), title=title, metric=metric, auc=area, auc_low=area - half,
+                        auc_high=area + half, auc_mean=mean + shift - cost, old_auc=ends["old"][2] + shift,
+                        new_auc=ends["new"][2] + shift, start=values[0] + shift, end=values[-1] + shift,
                         start_vs_old=values[0] - 0.3, start_vs_old_low=values[0] - 0.3 - half,
                         start_vs_old_high=values[0] - 0.3 + half, largest_fall=fall, largest_fall_low=fall - half,
                         largest_fall_high=fall + half, fall_start=0.0, fall_end=0.5, passes_old_at=0.0,
                         half_gain_at=0.5, passes_new_at=1.0, starts_at_old=at_old, ends_at_new=at_new,
-                        negative_flips_max=negative, negative_flips_vs_old_max=2 * negative,
+                        negative_flips_max=negative, negative_flips_vs_old_max=2 * negative, never_falls=steady,
                     )
                 )  # fmt: skip
                 moments.append(block(MomentPoint, *key, metric, T, curve))
@@ -98,6 +95,12 @@ def write_results(
     facts = MANIFEST | {"traits": asdict(made_traits(methods, orders, merges))} | manifest
     (folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
     return folder
+
+
+def _gain_columns(gain: float) -> dict[str, float]:
+    """A gain that is the same relative to old and new with raw distances."""
+    ends = {"": 0.0, "_low": -0.1, "_high": 0.1}
+    return {f"{name}{end}": gain + apart for name in ("gain", "gain_vs_raw") for end, apart in ends.items()}
 
 
 def made_traits(methods: Iterable[str], orders: Iterable[str], merges: Iterable[str]) -> Traits:

@@ -46,6 +46,14 @@ def test_a_dry_run_prints_the_plan_and_does_nothing(
     assert not out.exists()
 
 
+def test_epochs_that_are_left_open_are_planned(tmp_path: Path) -> None:
+    asked = ("--recipe", "landmarks", "--dry-run", "--out", str(tmp_path / "run"), "--heads.epochs", "0")
+    result = run_here("simulate.py", *asked)
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("fit mcl "))
+    assert line.split()[2] == "50"
+    assert "a formula" not in line
+
+
 @pytest.mark.full
 def test_a_published_recipe_is_planned_without_its_data(tmp_path: Path) -> None:
     result = run_here("simulate.py", "--recipe", "market1501", "--dry-run", "--planning.utilisation", "0.2")
