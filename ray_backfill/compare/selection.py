@@ -183,6 +183,10 @@ GAIN_IN_WORDS = (
     "quality of the new model from the start. Above 100 %, or with a head rho that is trained with labels, part of it "
     "is the method's own training, which a finished upgrade could have as well."
 )
+SAME_MERGE_IN_WORDS = (
+    "If a merge changes what a single system finds, as csls does, old and new have it as well; \u201cgain vs raw\u201d "
+    "is relative to both without it."
+)
 COLUMNS_IN_WORDS = (
     "gain: the share of the upgrade's improvement that users get on average (\u2013 = new is not clearly better than "
     "old). \u2713: start no worse than old, end no worse than new, no fall, by all metrics; ?: undecided. lost: the "
@@ -260,7 +264,9 @@ def metric_title(results: ResultsData, metric: str) -> str:
 
 def explained(results: ResultsData) -> str:
     """What gain, or retention, means."""
-    return RETENTION_IN_WORDS if is_retention(results) else GAIN_IN_WORDS
+    if is_retention(results):
+        return RETENTION_IN_WORDS
+    return f"{GAIN_IN_WORDS} {SAME_MERGE_IN_WORDS}" if results.has_gains_vs_raw else GAIN_IN_WORDS
 
 
 def columns_in_words(results: ResultsData) -> str:

@@ -9,6 +9,7 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.compare.report.verdict import Situation, find_situation, verdict
 from ray_backfill.compare.results import Row
+from ray_backfill.compare.selection import SAME_MERGE_IN_WORDS, explained
 from ray_backfill.engine import statistics as stats
 
 
@@ -103,8 +104,9 @@ def test_the_chosen_merge_is_judged_as_the_merge_that_it_is(results: rb.Results)
 def test_the_verdict_says_what_the_merge_does_alone(results: rb.Results) -> None:
     best = results.best()
     assert best is not None
-    assert f"The merge alone changes the old service to {100 * best.old_auc:.1f} %" in verdict(results)
-    assert f"relative to both without it, {100 * best.gain_vs_raw:.0f} %" in verdict(results)
+    assert f"With this merge alone, the old service has {100 * best.old_auc:.1f} %" in verdict(results)
+    assert f"relative to both without the merge it is {100 * best.gain_vs_raw:.0f} %." in verdict(results)
+    assert SAME_MERGE_IN_WORDS in explained(results)
 
 
 def test_what_the_old_service_reaches_by_the_merge_alone_is_no_reason_to_merge_online(results: rb.Results) -> None:

@@ -261,11 +261,11 @@ def _with_same_merge(results: ResultsData, best: Row, old: Row, new: Row) -> str
         return ""
     digits = results.digits(best.metric)
     old_alone, new_alone = percent_sign(best.old_auc, digits), percent_sign(best.new_auc, digits)
-    relative = ", and the points above are relative to the old service without it"
-    if not exceeds_upgrade(results, best):
-        vs_raw = f"; relative to both without it, {percent_sign(best.gain_vs_raw, 0)}" * math.isfinite(best.gain_vs_raw)
-        relative = f", to which the share is relative{vs_raw}"
-    return f" The merge alone changes the old service to {old_alone} and the new model to {new_alone}{relative}."
+    both = f" With this merge alone, the old service has {old_alone} and the new model {new_alone}"
+    if exceeds_upgrade(results, best):
+        return f"{both}; the points above are relative to the old service without it."
+    raw = f" relative to both without the merge it is {percent_sign(best.gain_vs_raw, 0)}"
+    return f"{both}, and the share is relative to these{f';{raw}' * math.isfinite(best.gain_vs_raw)}."
 
 
 def changes_references(row: Row, old: Row, new: Row) -> bool:
