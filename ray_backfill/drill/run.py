@@ -84,8 +84,10 @@ def check_drill(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Eva
     return method, evaluation
 
 
-def check_room(live: LiveSettings, actors: EmbedActors) -> tuple[int, bool]:
+def check_room(live: LiveSettings, actors: EmbedActors, with_models: bool = True) -> tuple[int, bool]:
     """Number of embedding actors that fit in addition to the shards, and whether they have GPUs.
+
+    with_models: whether the actors embed; those that read stored vectors need no GPU.
 
     Raises:
         InputError: The cluster is too small for both.
@@ -94,7 +96,7 @@ def check_room(live: LiveSettings, actors: EmbedActors) -> tuple[int, bool]:
 
     on_gpus = live.shards.number if "cuda" in (live.old_index.device, live.new_index.device) else 0
     spare_cpus = 1 + live.shards.number * live.shards.cpus
-    return placed(actors.number, actors.cpus, "--actors", spare_cpus, on_gpus)
+    return placed(actors.number, actors.cpus, "--actors", spare_cpus, on_gpus, with_models)
 
 
 def run_resolved(
@@ -112,7 +114,7 @@ def run_resolved(
     from ray_backfill.workers.session import session
 
     with session():
-        check_room(live, context.actors)
+        check_room(live, context.actors, isinstance(source, FromImages))
         comparison, _ = fit_maps(comparison, fits, context)
         if comparison.left_out:
             raise InputError(f"{method.name}: {comparison.left_out[0].reason}")

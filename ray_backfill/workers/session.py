@@ -152,22 +152,28 @@ def has_gpus() -> bool:
     return living_resources().get("GPU", 0) >= 1
 
 
-def placed(number: int, cpus: float, option: str, spare_cpus: float = 0, spare_gpus: int = 0) -> tuple[int, bool]:
+def placed(
+    number: int, cpus: float, option: str, spare_cpus: float = 0, spare_gpus: int = 0, use_gpus: bool = True
+) -> tuple[int, bool]:
     """Number of workers or actors to start on the connected cluster, and whether each gets a GPU.
 
-    On a cluster with GPUs each gets one, and their number is the limit. spare_...: resources left for others.
+    On a cluster with GPUs each gets one, and their number is the limit. spare_...: resources left for others. use_gpus:
+    False for those that compute nothing that a GPU could do.
 
     Raises:
         InputError: The cluster has too few CPUs or GPUs, and Ray would wait for them forever.
     """
     resources = living_resources()
     gpus, available = int(resources.get("GPU", 0)), resources.get("CPU", 0)
-    if spare_gpus and spare_gpus >= gpus:
-        raise InputError(
-            f"{spare_gpus} shards on GPUs leave none of {gpus} for {option}; lower --live.shards.number, or set "
-            "--live.old-index.device and --live.new-index.device to cpu"
+    if spare_gpus and spare_gpus + use_gpus > gpus:
+        left = (
+            f" leave none of {gpus} for {option}" if use_gpus and spare_gpus <= gpus else f" need more than the {gpus}"
         )
-    gpus -= spare_gpus
+        raise InputError(
+            f"{spare_gpus} shards on GPUs {left}; lower --live.shards.number, or set --live.old-index.device and "
+            "--live.new-index.device to cpu"
+        )
+    gpus = gpus - spare_gpus if use_gpus else 0
     number = min(number, gpus) if gpus else number
     if number * cpus + spare_cpus > available:
         raise InputError(

@@ -302,25 +302,37 @@ def make_faiss_partition(
 
 
 class _Gpu:
-    """One GPU. faiss's GPU memory is not thread-safe, so one thread searches at a time."""
+    """One GPU. faiss's GPU memory is not thread-safe, so one thread uses it at a time.
+
+    This includes freeing a copy: the last search of an old copy may free it while another thread searches the new one.
+    """
 
     def __init__(self) -> None:
-        self._resources = faiss.StandardGpuResources()
-        self._lock = threading.Lock()
+        self.resources = faiss.StandardGpuResources()
+        self.lock = threading.RLock()  # a thread that holds it may free a copy, when objects are collected
 
-    def search_of(self, index: Any, kind: str) -> _Searching:
-        """Copy the index to this GPU and return the copy's search function."""
+    def copy(self, index: Any, kind: str) -> "_GpuCopy":
         try:
-            with self._lock:
-                copy = faiss.index_cpu_to_gpu(self._resources, 0, index)
+            with self.lock:
+                return _GpuCopy(self, faiss.index_cpu_to_gpu(self.resources, 0, index))
         except RuntimeError as error:
             raise InputError(f"faiss cannot copy the index {kind!r} to the GPU: {error}; use device cpu") from error
 
-        def search(query: NDArray[np.float32], k: int) -> _Results:
-            with self._lock:
-                return copy.search(query, k)
 
-        return search
+class _GpuCopy:
+    """A copy of an index on a GPU."""
+
+    def __init__(self, gpu: _Gpu, index: Any) -> None:
+        self._gpu, self._index = gpu, index
+
+    def __call__(self, query: NDArray[np.float32], k: int) -> _Results:
+        with self._gpu.lock:
+            found: _Results = self._index.search(query, k)
+            return found
+
+    def __del__(self) -> None:
+        with self._gpu.lock:
+            del self._index
 
 
 @dataclass(frozen=True, eq=False)
@@ -458,7 +470,7 @@ class FaissPartition:
         rows = rows.extended(fresh.position[fresh.alive])
         if drop_dead:
             index = faiss.clone_index(index)  # a clone has no spare capacity
-        on_gpu = None if self._gpu is None else self._gpu.search_of(index, self.kind.name)
+        on_gpu = None if self._gpu is None else self._gpu.copy(index, self.kind.name)
         main = _Segment(index, rows, _selector(rows), on_gpu)
         return replace(self, _main=main, _fresh=self._none, _fresh_vectors=_no_vectors(self.dim))
 
