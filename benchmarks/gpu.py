@@ -18,7 +18,7 @@ import torch
 
 import ray_backfill as rb
 from benchmarks.replay_tools import seconds
-from ray_backfill.engine.device import DeviceTiles, full_float32
+from ray_backfill.engine.device import full_float32, make_tiles
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.merges import fit_merge
@@ -63,7 +63,7 @@ def products() -> None:
                     query, gallery = (rng.normal(size=(n, dims)).astype(np.float32) * 3 for n in (n_queries, n_items))
                     form = ProductForm.of(rb.RetrievalSystem(query, gallery), distance)
                     rows = np.arange(n_queries)
-                    tiles = DeviceTiles(form, DEVICE)
+                    (tiles,) = make_tiles([form], DEVICE)
                     left = tiles.queries(rows)
                     v = tiles.products(left, 0, n_items).double()
                     exact = left.double() @ tiles.tile(0, n_items).double().T

@@ -4,8 +4,10 @@ Products are full float32, never TF32, so that the error bound of ``ProductForm`
 the same exact keys as on the CPU, so that the results are equal to the last bit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock, Semaphore
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +16,17 @@ from torch import Tensor
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.distances.exact import as_float32
 from ray_backfill.engine.replay.bins import make_bins
 from ray_backfill.engine.replay.block import Block, Union
 from ray_backfill.engine.replay.counting import hist_starts, place_exactly
 from ray_backfill.engine.replay.nearest import Passing
 from ray_backfill.engine.systems import IntArray
 
-# Items per tile: enough work for a GPU, and 128 MB of products with a block of queries.
+# Largest number of items in a tile: enough work for a GPU, and 128 MB of products with a block of queries.
 TILE_ITEMS = 65_536
+# Part of the device's free memory for galleries that are kept there, and how many threads use the rest at a time.
+_KEPT_PART, _SLOTS = 0.6, 4
 
 
 def check_gpu(device: str) -> None:
@@ -35,23 +40,44 @@ def check_gpu(device: str) -> None:
 
 
 class DeviceTiles:
-    """A system's gallery, prepared for products on a device, and kept there if it needs little of its memory."""
+    """A system's gallery for products on a device: kept there, or uploaded tile by tile for each block of queries.
 
-    def __init__(self, form: ProductForm, device: str) -> None:
-        self.form, self.device = form, torch.device(device)
-        self.kept: dict[int, Tensor] = {}
-        size = 4 * len(form.length_N) * form.columns
-        # Two systems and the work of two threads must fit in memory.
-        self.keep = self.device.type == "cuda" and size < torch.cuda.mem_get_info(self.device)[1] / 4
+    slots: how many threads may use the device's memory at a time. segments: of each range of items, once uploaded.
+    """
+
+    def __init__(self, form: ProductForm, device: str, keep: bool, slots: Semaphore) -> None:
+        self.form, self.device, self.keep, self.slots = form, torch.device(device), keep, slots
+        self.segments: dict[tuple[int, int], Tensor] = {}
+        self._whole: Tensor | None = None
+        self._lock = Lock()
 
     def tile(self, first: int, last: int) -> Tensor:
         """Return (n, D) float32."""
-        if first in self.kept:
-            return self.kept[first]
-        tile = torch.from_numpy(self.form.tile(first, last)).to(self.device)
         if self.keep:
-            self.kept[first] = tile
-        return tile
+            with self._lock:
+                whole = self._whole
+                if whole is None:
+                    whole = torch.empty((len(self.form.length_N), self.form.columns), device=self.device)
+                    for at in range(0, len(whole), TILE_ITEMS):
+                        end = min(at + TILE_ITEMS, len(whole))
+                        whole[at:end] = self._upload(at, end)
+                    self._whole = whole
+            return whole[first:last]
+        return self._upload(first, last)
+
+    def _upload(self, first: int, last: int) -> Tensor:
+        """Upload the rows as they are stored, and scale them on the device: the bits of ``ProductForm.tile``."""
+        form = self.form
+        rows: Any = form.gallery[first:last]
+        rows = np.ascontiguousarray(rows) if rows.dtype == np.float16 else as_float32(rows)
+        stored = torch.from_numpy(rows if rows.flags.writeable else rows.copy()).to(self.device)
+        length = torch.from_numpy(form.length_N[first:last]).to(self.device)
+        factor = 1 / length if form.distance == "cosine" else torch.full_like(length, form.scale)
+        out = torch.empty((len(stored), form.columns), device=self.device)
+        out[:, : stored.shape[1]] = stored.float().double().mul_(factor[:, None])
+        if form.distance == "l2":
+            out[:, -1] = (length * form.scale) ** 2
+        return out
 
     def products(self, left_bD: Tensor, first: int, last: int) -> Tensor:
         """Return the (b, n) v of some queries with the items first .. last - 1."""
@@ -59,6 +85,25 @@ class DeviceTiles:
 
     def queries(self, rows: IntArray) -> Tensor:
         return torch.from_numpy(self.form.left(rows)).to(self.device)
+
+    def segments_of(self, first: int, last: int, segments_ON: NDArray[np.uint16]) -> Tensor:
+        """Return the (O, n) int32 segments of the items; always the same ones for the same range."""
+        if (first, last) not in self.segments:
+            self.segments[first, last] = torch.from_numpy(segments_ON[:, first:last].astype(np.int32)).to(self.device)
+        return self.segments[first, last]
+
+
+def make_tiles(forms: Sequence[ProductForm], device: str) -> list[DeviceTiles]:
+    """Prepare the systems of a gallery; those that fit together into a part of the free memory are kept there."""
+    free = torch.cuda.mem_get_info(device)[0] if torch.device(device).type == "cuda" else 1 << 30
+    room = _KEPT_PART * free
+    slots, tiles = Semaphore(_SLOTS), []
+    for form in forms:
+        size = 4 * len(form.length_N) * form.columns
+        keep = size <= room
+        room -= size if keep else 0
+        tiles.append(DeviceTiles(form, device, keep, slots))
+    return tiles
 
 
 class DeviceCounter:
@@ -84,37 +129,44 @@ class DeviceCounter:
         self.low, self.high = torch.from_numpy(padded).to(device)
         self.starts = hist_starts(union, n_segments)
         self.hist = np.zeros((len(segments_ON), self.starts[-1]), np.int32)
-        self.base = torch.from_numpy(self.starts[:-1, None]).to(device)
-        self.none = torch.from_numpy(lengths[:, None]).to(device)
-        self.counted = torch.zeros(self.hist.shape, dtype=torch.int64, device=device)
+        self.base = torch.from_numpy(self.starts[:-1]).to(device)
+        self.width = torch.from_numpy(lengths + 1).to(device)
+        self.counted = torch.zeros(self.hist.shape, dtype=torch.int32, device=device)
         self.left_out = np.concatenate([block.positives, block.ignored]) - first
         self.row_of_left_out = np.concatenate([block.query_of_positive, block.query_of_ignored])
 
     def add(self, first: int, last: int) -> None:
         """Like ``Counter.add``."""
+        with self.tiles.slots:
+            rows, items, places = self._place(first, last)
+        place_exactly(
+            self.tiles.form, self.block, self.union, self.first, rows, first + items, places,
+            self.segments_ON, self.hist, self.starts,
+        )  # fmt: skip
+
+    def _place(self, first: int, last: int) -> tuple[IntArray, IntArray, IntArray]:
+        """Count the pairs that products decide; return (row, column, least place) of the others."""
         v_bn = self.tiles.products(self.left, first, last)
         own = (self.left_out >= first) & (self.left_out < last)
-        rows, columns = (
-            torch.from_numpy(x[own]).to(v_bn.device) for x in (self.row_of_left_out, self.left_out - first)
-        )
-        v_bn[rows, columns] = torch.finfo(torch.float32).max  # farther than all thresholds
-        place = torch.searchsorted(self.high, v_bn)
-        undecided = torch.searchsorted(self.low, v_bn, right=True) != place
-        counted_at = torch.where(undecided, self.none, place)
-        for o, segments in enumerate(self.segments_ON[:, first:last].astype(np.int64)):
-            slices_n = torch.from_numpy(segments).to(v_bn.device)
-            at = self.base + slices_n * (self.none + 1) + counted_at
-            self.counted[o] += torch.bincount(at.flatten(), minlength=self.counted.shape[1])
-        rows, columns = undecided.nonzero(as_tuple=True)
-        places = place[rows, columns].cpu().numpy()
-        place_exactly(
-            self.tiles.form, self.block, self.union, self.first, rows.cpu().numpy(), first + columns.cpu().numpy(),
-            places, self.segments_ON, self.hist, self.starts,
-        )  # fmt: skip
+        left_out = (torch.from_numpy(x[own]).to(v_bn.device) for x in (self.row_of_left_out, self.left_out - first))
+        v_bn[tuple(left_out)] = torch.finfo(torch.float32).max  # farther than all thresholds
+        place_bn = torch.searchsorted(self.high, v_bn, out_int32=True)
+        # Most items are farther than all thresholds, and not counted.
+        rows, columns = (place_bn < self.width[:, None] - 1).nonzero(as_tuple=True)
+        places = place_bn[rows, columns].long()
+        undecided = v_bn[rows, columns] >= self.low[rows, places]
+        segments = self.tiles.segments_of(first, last, self.segments_ON)
+        at = self.base[rows] + places
+        one = (~undecided).int()
+        for counted, segments_n in zip(self.counted, segments, strict=True):
+            counted.scatter_add_(0, at + segments_n[columns] * self.width[rows], one)
+        found = torch.stack([rows, columns, places])[:, undecided].cpu().numpy()
+        return found[0], found[1], found[2]
 
     def finish(self) -> NDArray[np.int32]:
         """Return all counts."""
-        return self.hist + self.counted.cpu().numpy().astype(np.int32)
+        self.hist += self.counted.cpu().numpy()
+        return self.hist
 
 
 class DeviceFinder:
@@ -124,10 +176,12 @@ class DeviceFinder:
         self.tiles, self.left = tiles, tiles.queries(queries)
 
     def passing(self, first: int, last: int, gates: NDArray[np.float32]) -> Passing:
-        v_bn = self.tiles.products(self.left, first, last)
-        passes = v_bn <= torch.from_numpy(gates[:, None]).to(v_bn.device)
-        rows, columns = passes.nonzero().int().cpu().numpy().T
-        return np.ascontiguousarray(rows), first + np.ascontiguousarray(columns), v_bn[passes].cpu().numpy()
+        with self.tiles.slots:
+            v_bn = self.tiles.products(self.left, first, last)
+            passes = v_bn <= torch.from_numpy(gates[:, None]).to(v_bn.device)
+            rows, columns = passes.nonzero().int().cpu().numpy().T
+            values = v_bn[passes].cpu().numpy()
+        return np.ascontiguousarray(rows), first + np.ascontiguousarray(columns), values
 
 
 @contextmanager

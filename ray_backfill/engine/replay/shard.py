@@ -73,7 +73,7 @@ class GalleryShard:
             # Import torch only if a device is requested.
             self.on_device = import_module("ray_backfill.engine.device")
             self.tile_items = self.on_device.TILE_ITEMS
-            self.device_tiles = [self.on_device.DeviceTiles(form, torch_device) for form in self.forms]
+            self.device_tiles = self.on_device.make_tiles(self.forms, torch_device)
 
     def positive_keys(self, block: Block) -> KeyArray:
         """Return (searched systems, all positives) exact keys of ``block.positives``; 0 in other shards."""
@@ -120,7 +120,7 @@ class GalleryShard:
             form = self.forms[scan.searched]
             candidates = Candidates.empty(form, block.queries, needed, segments_ON, n_segments, ceilings)
             finder = self._finder(scan.searched, block)
-            for first, last in self._tiles(block):
+            for first, last in self._tiles(block, TILE_ITEMS):
                 candidates.add(finder.passing(first, last, candidates.gates))
             found[index] = candidates.finish()
         offset = np.uint64(self.first)
@@ -157,14 +157,20 @@ class GalleryShard:
             return Finder(Products(self.forms[system], block.queries), self.tile_items)
         return self.on_device.DeviceFinder(self.device_tiles[system], block.queries)
 
-    def _tiles(self, block: Block) -> Iterator[tuple[int, int]]:
-        """Yield the range of items of each tile, and report the tile when it is done."""
-        for first in range(0, self.last - self.first, self.tile_items):
+    def _tiles(self, block: Block, first_tile: int | None = None) -> Iterator[tuple[int, int]]:
+        """Yield the range of items of each tile, and report the tile when it is done.
+
+        first_tile: size of the first tile; sizes double up to ``tile_items``. A search passes all items of its first
+        tile, because it has no gates yet.
+        """
+        first, size = 0, min(first_tile or self.tile_items, self.tile_items)
+        while first < self.last - self.first:
             if self.is_cancelled:
                 raise RuntimeError("the replay was stopped")
-            last = min(first + self.tile_items, self.last - self.first)
+            last = min(first + size, self.last - self.first)
             yield first, last
             self.report(len(block) * (last - first))
+            first, size = last, min(2 * size, self.tile_items)
 
     def _count(
         self, system: int, block: Block, thresholds: Sequence[Thresholds], uses: Sequence[tuple[int, int]]
