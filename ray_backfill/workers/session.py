@@ -40,6 +40,8 @@ _LOG_LEVELS = {
     "ray.train": logging.WARNING,
     "ray.data": logging.WARNING,
     "ray.data._internal.progress": logging.ERROR,  # reports that its progress bars are disabled
+    # Reports that CPUs and GPUs for one actor are experimental.
+    "ray.data._internal.execution.operators.map_operator": logging.ERROR,
     "ray._private.authentication": logging.ERROR,  # reports at every start that a token protects the cluster
     "ray._private.services": logging.ERROR,  # reports in every container that /dev/shm is small
     "ray._private.worker": logging.WARNING,  # reports "Started a local Ray instance."
@@ -167,7 +169,7 @@ def placed(
     gpus, available = int(resources.get("GPU", 0)), resources.get("CPU", 0)
     if spare_gpus and spare_gpus + use_gpus > gpus:
         left = (
-            f" leave none of {gpus} for {option}" if use_gpus and spare_gpus <= gpus else f" need more than the {gpus}"
+            f" leave none of {gpus} for {option}" if use_gpus and spare_gpus <= gpus else f"need more than the {gpus}"
         )
         raise InputError(
             f"{spare_gpus} shards on GPUs {left}; lower --live.shards.number, or set --live.old-index.device and "

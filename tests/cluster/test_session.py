@@ -52,3 +52,14 @@ def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ValueError, match="something else"):
         session._start_local()
+
+
+def test_where_actors_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "living_resources", lambda: {"CPU": 16.0, "GPU": 2.0})
+    assert session.placed(4, 1, "--actors") == (2, True)
+    assert session.placed(4, 1, "--actors", spare_gpus=1) == (1, True)
+    assert session.placed(4, 1, "--actors", spare_gpus=2, use_gpus=False) == (4, False), "they read stored vectors"
+    with pytest.raises(InputError, match="2 shards on GPUs leave none of 2 for --actors"):
+        session.placed(4, 1, "--actors", spare_gpus=2)
+    with pytest.raises(InputError, match="3 shards on GPUs need more than the 2 of the cluster"):
+        session.placed(4, 1, "--actors", spare_gpus=3, use_gpus=False)

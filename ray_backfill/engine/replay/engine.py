@@ -50,6 +50,9 @@ from ray_backfill.engine.replay.shard import Found, GalleryShard, LocalShards, S
 from ray_backfill.engine.statistics import Weights
 from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair, as_array, describe_array
 
+# More threads than this do not make a replay on a GPU faster (docs/results/gpu.md).
+_THREADS_WITH_GPU = 8
+
 
 @overload
 def replay(
@@ -162,8 +165,7 @@ def replay_pairs(
     prepared = prepare_replay(truth, served, points, metrics)
     check_device(device)
     torch_device = None if device == "cpu" else device
-    # With a GPU, one thread processes a block on the CPU while the other one's block is on the GPU.
-    n_threads = threads or (usable_cpus() if torch_device is None else 2)
+    n_threads = threads or default_threads(torch_device)
     parts = 1 if torch_device else count_parts(prepared, len(split_queries(prepared, truth, n_threads)), n_threads)
     with (
         comparisons_bar(prepared, progress) as report,
@@ -187,6 +189,11 @@ def split_gallery(
         GalleryShard([form.part(first, last) for form in forms], first, prepared, report, torch_device)
         for first, last in pairwise(cuts)
     ]
+
+
+def default_threads(torch_device: str | None) -> int:
+    """How many threads send blocks of queries: with a GPU, enough for the CPU's part of a block; more wait for it."""
+    return usable_cpus() if torch_device is None else min(_THREADS_WITH_GPU, usable_cpus())
 
 
 def usable_cpus() -> int:

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from ray_backfill.engine.merges import Merge
 from ray_backfill.engine.replay.block import Block, merged_keys
-from ray_backfill.engine.replay.engine import candidates, comparisons_bar, full_float32, split_gallery, usable_cpus
+from ray_backfill.engine.replay.engine import candidates, comparisons_bar, default_threads, full_float32, split_gallery
 from ray_backfill.engine.replay.filtered import each_part
 from ray_backfill.engine.replay.keys import KeyArray, positions_of
 from ray_backfill.engine.replay.prepare import Prepared, Served, count_parts, prepare_replay, split_queries
@@ -69,7 +69,7 @@ def find_first(
         return _first_of_parts(systems, served, truth, truth.filter, queries, points, distance, device)
     prepared = prepare_first(served, truth, queries, points)
     torch_device = None if device == "cpu" else device
-    threads = usable_cpus() if torch_device is None else 2
+    threads = default_threads(torch_device)
     parts = 1 if torch_device else count_parts(prepared, len(split_queries(prepared, truth, threads)), threads)
     with (
         comparisons_bar(prepared, progress) as report,

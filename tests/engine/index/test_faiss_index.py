@@ -14,7 +14,7 @@ import pytest
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import DISTANCES, exact_distances
-from ray_backfill.engine.index import Found, IndexSettings, check_index, make_partition
+from ray_backfill.engine.index import Found, IndexSettings, check_index, faiss_index, make_partition
 from ray_backfill.engine.index.faiss_index import FaissPartition
 from tests.engine.index.threads import search_while_made
 
@@ -248,7 +248,7 @@ class NoGpu:
     def __init__(self) -> None:
         self.searches = 0
 
-    def search_of(self, index: Any, kind: str) -> Any:
+    def copy(self, index: Any, kind: str) -> Any:
         copy = faiss.clone_index(index)
 
         def search(query: np.ndarray, k: int) -> Any:
@@ -269,6 +269,26 @@ def test_the_cpu_searches_if_the_gpu_cannot(kind: str) -> None:
         before = gpu.searches
         assert_same(moved.without(nearest).search(QUERIES[:1], k), whole.without(nearest).search(QUERIES[:1], k))
         assert gpu.searches - before == searches  # for 40, 80, ... 1280 rows
+
+
+def test_a_copy_on_a_gpu_is_freed_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """faiss's GPU memory is not thread-safe: another thread may search with the same resources."""
+    held: list[bool] = []
+
+    class Copy:
+        def search(self, query: Any, k: int) -> Any:
+            held.append(gpu.lock._is_owned())
+
+        def __del__(self) -> None:
+            held.append(gpu.lock._is_owned())
+
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda resources, number, index: Copy(), raising=False)
+    gpu: Any = faiss_index._Gpu()
+    copy = gpu.copy(None, "Flat")
+    copy(VECTORS[:1], 1)
+    del copy
+    assert held == [True, True]
 
 
 @pytest.mark.full
