@@ -168,9 +168,7 @@ def placed(
     resources = living_resources()
     gpus, available = int(resources.get("GPU", 0)), resources.get("CPU", 0)
     if spare_gpus and spare_gpus + use_gpus > gpus:
-        left = (
-            f" leave none of {gpus} for {option}" if use_gpus and spare_gpus <= gpus else f"need more than the {gpus}"
-        )
+        left = f"leave none of {gpus} for {option}" if use_gpus else f"need more than the {gpus} of the cluster"
         raise InputError(
             f"{spare_gpus} shards on GPUs {left}; lower --live.shards.number, or set --live.old-index.device and "
             "--live.new-index.device to cpu"
