@@ -1,15 +1,16 @@
 """How far retention is from the truth: what the new model finds taken as right, beside real right answers.
 
-    python -m benchmarks.retention FOLDER [FOLDER:QRELS ...]
+    python -m benchmarks.retention FOLDER [FOLDER:QRELS ...] [--methods NAME ...]
 
 Each folder holds embeddings of both models and knows right answers: by labels or positives, or by judgements in the
 file QRELS. The same methods are replayed with the truth and with each pseudo-truth. True quality is relative to the
 finished upgrade's, M_t / M of {new, new}, so that both are 1 there. Prints, over all methods and 11 moments: the mean
 of retention minus true relative quality, the mean absolute and the largest difference, and Kendall's tau of the
-methods' areas.
+methods' areas; and the median number of right answers of a query.
 """
 
-import sys
+import argparse
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
 import ray_backfill as rb
+from ray_backfill.data.folder import read_folder
+from ray_backfill.data.truth import find_truth
 
 METHODS = (
     *("instant", "rm_naive", "procrustes_gallery", "procrustes_query", "least_squares_gallery", "least_squares_query"),
@@ -53,10 +56,17 @@ def compare(true: Curves, pseudo: Curves) -> tuple[float, float, float, float]:
     return float(differences.mean()), float(abs(differences).mean()), float(abs(differences).max()), tau
 
 
-def measure(given: str, scratch: Path) -> list[dict[str, str]]:
+def right_answers(folder: str, truth: tuple[str, ...]) -> float:
+    """Median number of right answers of a query that has any."""
+    number = np.diff(find_truth(read_folder(Path(folder)), truth, "cosine").ground.positive_starts)
+    return float(np.median(number[number > 0]))
+
+
+def measure(given: str, methods: Sequence[str], scratch: Path) -> list[dict[str, str]]:
     folder, _, qrels = given.partition(":")
     truth = ("qrels", qrels) if qrels else ()
-    simulate = partial(rb.simulate, folder, out=scratch, methods=METHODS, overwrite=True)
+    print(f"{given}: {right_answers(folder, truth):g} right answers of a query", flush=True)
+    simulate = partial(rb.simulate, folder, out=scratch, methods=methods, overwrite=True)
     real = simulate(truth=truth, metrics=TRUE)
     lines = []
     for name, metrics in PSEUDO.items():
@@ -70,6 +80,11 @@ def measure(given: str, scratch: Path) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    for each in sys.argv[1:]:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folders", nargs="+")
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    arguments = parser.parse_args()
+    for each in arguments.folders:
         with TemporaryDirectory() as scratch:
-            print(f"{each}\n{pd.DataFrame(measure(each, Path(scratch))).to_string(index=False)}\n", flush=True)
+            lines = measure(each, arguments.methods, Path(scratch))
+            print(f"{pd.DataFrame(lines).to_string(index=False)}\n", flush=True)

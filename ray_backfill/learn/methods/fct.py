@@ -1,7 +1,8 @@
 """Maps of the old gallery into the new space: FCT, BiCT and FastFill train h, which predicts new embeddings from old.
 
 Source: Ramanujan et al., "Forward Compatible Training for Large-Scale Embedding Retrieval Systems", 2022, and the
-authors' code. BiCT: Su et al., "Privacy-Preserving Model Upgrades with Bidirectional Compatible Training", 2022.
+authors' code. BiCT: Su et al., "Privacy-Preserving Model Upgrades with Bidirectional Compatible Training", 2022; we had
+only what the other papers say of it: h is trained as FCT's, on embeddings of a BCT backbone.
 FastFill: Jaeckle et al., "FastFill: Efficient Compatible Model Update", 2023, section 4.2, and the authors' public code
 (weights 1 of disc and 0.5 of log sigma^2). Its plain l2 loss without uncertainty is FCT's (table 5): ``fct``.
 """

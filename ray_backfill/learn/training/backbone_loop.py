@@ -6,7 +6,7 @@ Shapes: N rows, W workers, B batch per worker.
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -50,13 +50,14 @@ class TrainedBackbone:
 class Epoch:
     """Measurements of one epoch over all workers. waited: share of its time that this worker waited for pixels so far.
 
-    save: writes a checkpoint from which training can resume.
+    shares: see ``Objective.shares``. save: writes a checkpoint from which training can resume.
     """
 
     epoch: int
     loss: float
     accuracy: float
     waited: float
+    shares: Mapping[str, float]
     save: Callable[[Path], None]
 
 
@@ -120,7 +121,7 @@ def train_backbone(
         if on_epoch is not None:
             loss, right, seen = gather(sums[None]).sum(0).tolist()
             waited, seen = feed.times.wait_s / max(time.perf_counter() - started, 1e-9), max(1, seen)
-            on_epoch(Epoch(epoch, loss / seen, right / seen, waited, training.save))
+            on_epoch(Epoch(epoch, loss / seen, right / seen, waited, objective.shares(), training.save))
     work = _work_since(started, started_cpu, feed, steps * batch * (settings.epochs - done))
     flops = training.flops_of_step * steps * settings.epochs * size
     return TrainedBackbone(objective.backbone.eval(), feed.broken, flops, work)

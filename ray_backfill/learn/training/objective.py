@@ -84,6 +84,10 @@ class Objective(nn.Module, ABC):
     n_views = 1
     progress = 0.0
 
+    def shares(self) -> dict[str, float]:
+        """What to show of the steps so far beside loss and accuracy: name -> share of this worker's images."""
+        return {}
+
     def __init__(
         self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
     ) -> None:

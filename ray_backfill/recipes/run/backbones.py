@@ -118,7 +118,7 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
     history: list[dict[str, float]] = []
 
     def on_epoch(epoch: Epoch) -> None:
-        metrics = {"epoch": epoch.epoch, "loss": epoch.loss, "accuracy": epoch.accuracy}
+        metrics = {"epoch": epoch.epoch, "loss": epoch.loss, "accuracy": epoch.accuracy, **epoch.shares}
         history.append(metrics)
         if not is_first:
             ray.train.report(metrics)
@@ -128,7 +128,8 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
             write_json(Path(temporary) / "history.json", {"epochs": history})
             ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(temporary))
         waits = f", waits for pixels {100 * epoch.waited:.0f} %" if epoch.waited > _WAITS else ""
-        quality = f"loss {epoch.loss:.2f}, accuracy {100 * epoch.accuracy:.0f} %"
+        shares = {"accuracy": epoch.accuracy, **epoch.shares}
+        quality = ", ".join([f"loss {epoch.loss:.2f}", *(f"{name} {100 * of:.0f} %" for name, of in shares.items())])
         shown.note(f"epoch {epoch.epoch} of {training.epochs}, {quality}{waits}")
 
     objective = all_backbones()[job.kind].objective if job.kind else Classification

@@ -114,3 +114,13 @@ def test_the_trusted_radius_holds_the_share_of_a_class() -> None:
     # Of 4 and 2 images: 0.7 * 4 is rounded up to 3, 0.7 * 2 to 2.
     assert trusted_radii(spread, 0.7).tolist() == pytest.approx([0.3, 0.0, 0.7])
     assert trusted_radii(spread, 0.5).tolist() == pytest.approx([0.2, 0.0, 0.5])
+
+
+def test_the_shares_of_trusted_and_mixed_old_embeddings_are_counted() -> None:
+    pixels = torch.rand(8, 1, 8, 8)
+    for distances, trusted in ((9.0, 7 / 8), (0.0, 0.0)):
+        made, _ = objective(distances=distances)
+        assert made.shares() == {"old embeddings trusted": 0, "mixed in": 0}
+        made([pixels], TARGET)
+        made([pixels], TARGET)
+        assert made.shares() == {"old embeddings trusted": trusted, "mixed in": 0.5 if trusted else 0}
