@@ -85,20 +85,29 @@ def test_an_upgrade_that_is_not_better_is_findings(limits: list[float], words: s
     assert words in findings(results(A, new={"mAP": limits}))[-1]
 
 
+def doubts(found: ForecastResults) -> list[str]:
+    """The warnings, without the one of every metric that has no cut."""
+    return [sentence for sentence in warnings(found) if "counts all right answers" not in sentence]
+
+
+def test_a_metric_without_a_cut_is_doubtful() -> None:
+    assert "mAP counts all right answers" in warnings(results(A))[0]
+
+
 def test_doubts_are_findings() -> None:
-    assert warnings(results(A, B, C)) == []
-    assert "only 50 different lists of right answers" in warnings(results(A, lists=50))[0]
-    assert warnings(results(A, lists=51)) == []
-    assert "recall@100 is above 90 %" in warnings(results(row("a", 0.9, metric="recall@100", end=0.91)))[0]
+    assert doubts(results(A, B, C)) == []
+    assert "only 50 different lists of right answers" in doubts(results(A, lists=50))[0]
+    assert doubts(results(A, lists=51)) == []
+    assert "recall@100 is above 90 %" in doubts(results(row("a", 0.9, metric="recall@100", end=0.91)))[0]
     low = row("b", 0.3, start=0.19, end_vs_new=-0.02, end_vs_new_low=-0.03, end_vs_new_high=-0.01)
-    assert warnings(results(A, low)) == [
+    assert doubts(results(A, low)) == [
         "Start below the old service (20.0 %): B (19.0 %).",
         "End below the new model alone: B (by 2.0 ± 1.0 points).",
     ]
     within = row("b", 0.3, start=0.196, end_vs_new=-0.02, end_vs_new_low=-0.04, end_vs_new_high=0.0)
-    assert warnings(results(A, within)) == [], "inside the margin, and an interval that reaches 0"
+    assert doubts(results(A, within)) == [], "inside the margin, and an interval that reaches 0"
     lines = [CalibrationRow("a", 0.1, 1.0, 50, 0.5, 0.7, ratio) for ratio in (1.24, 1.26)]
-    assert [len(warnings(replace(results(A), calibration=[line]))) for line in lines] == [0, 1]
+    assert [len(doubts(replace(results(A), calibration=[line]))) for line in lines] == [0, 1]
 
 
 def test_a_row_in_words() -> None:
