@@ -15,28 +15,44 @@ PACKAGE = ROOT / "ray_backfill"
 
 # Rooms from the ground up. A room imports only rooms before it in this list, and its own modules.
 ROOMS = [
-    *("core", "page", "engine", "data", "images", "learn", "workers", "compare", "forecast", "drill", "recipes"),
+    *(
+        "core",
+        "page",
+        "engine",
+        "data",
+        "images",
+        "learn",
+        "workers",
+        "encode",
+        "compare",
+        "forecast",
+        "drill",
+        "recipes",
+    ),
     *("api", "cli", "__main__"),
 ]
 FLOOR_OF = {room: floor for floor, room in enumerate(ROOMS)}
 # What the package may weigh. Who adds a product raises these by what it names; 39,000 lines are the aim.
-MOST_FILES, MOST_LINES, MOST_ROOMS, MOST_PAIRS = 230, 42_300, 18, 62
+MOST_FILES, MOST_LINES, MOST_ROOMS, MOST_PAIRS = 245, 43_800, 19, 70
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 600, 50
 
 # Library -> the rooms, or modules of rooms, that may import it.
 ONLY_IN = {
-    "ray": {"workers", "recipes", "compare.ray", "forecast.ray", "drill.ray"},
+    "ray": {"workers", "recipes", "compare.ray", "forecast.ray", "drill.ray", "encode.ray"},
     "faiss": {"engine.index"},
     "numba": {"core"},
     "threadpoolctl": {"engine", "forecast", "learn"},
-    "torch": {"learn", "engine.device", "workers", "recipes", "drill.ray"},
-    "transformers": {"learn"},
+    "torch": {"learn", "engine.device", "workers", "recipes", "drill.ray", "encode.models"},
+    "transformers": {"learn", "encode.models"},
+    "sentence_transformers": {"encode.models"},
+    "onnxruntime": {"encode.models"},
+    "tokenizers": {"encode.models"},
     "cyclopts": {"cli"},
     "docstring_parser": {"cli"},
     "matplotlib": {"page", "compare", "drill", "forecast"},
     "jinja2": {"page"},
     "rich": {"page", "core", "compare", "drill", "forecast"},
-    "PIL": {"images"},
+    "PIL": {"images", "encode"},
     "pooch": {"images"},
     "sklearn": {"engine"},
     "scipy": {"engine", "images", "learn", "forecast"},

@@ -2,8 +2,8 @@
 
 To add a method, data set or recipe to this project, add one file. Another distribution adds plugins by registering a
 module under the entry-point group ``ray_backfill``; the module defines the same tables as this project's modules:
-``METHODS``, ``BACKBONES``, ``ORDERS``, ``MERGES``, ``ANALYSES``, ``TRUTHS``, ``RECIPES``, and ``SOURCES`` for stores of
-vectors.
+``METHODS``, ``BACKBONES``, ``ORDERS``, ``MERGES``, ``ANALYSES``, ``TRUTHS``, ``RECIPES``, ``MODELS`` that embed, and
+``SOURCES`` for stores of vectors.
 """
 
 import importlib

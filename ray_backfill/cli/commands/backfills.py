@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ray_backfill.cli import absolute, shown
+from ray_backfill.cli.models import ModelsJob, embedded, has_truth, models_options, names_models
 from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.cli.runs import (
     ExitCode,
@@ -74,6 +75,16 @@ class SimulateArraysJob(Run, ForPrograms):
     place: ReplayPlace = field(default_factory=ReplayPlace)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SimulateModelsJob(ModelsJob, ForPrograms):
+    """A comparison of two models on texts or images, which both embed first."""
+
+    evaluation: Evaluation = field(default_factory=Evaluation.of_folder)
+    fits: FitSettings = field(default_factory=FitSettings.of_folder)
+    workers: Workers = field(default_factory=Workers)
+    place: ReplayPlace = field(default_factory=ReplayPlace)
+
+
 def _at_scale() -> Evaluation:
     """Methods that use only the old and the new model and train nothing; a formula may be fitted."""
     plain = (m for m in all_methods().values() if m.models == ("old", "new") and m.family != POLICIES)
@@ -105,13 +116,19 @@ def simulate_options(arguments: Sequence[str]) -> Options:
         return Options(
             SimulateArraysJob(out=Path("runs/arrays"), old_gallery=REQUIRED, new_gallery=REQUIRED), arguments
         )
+    if names_models(arguments):
+        return models_options(SimulateModelsJob, arguments)
     is_full = "--scale=full" in arguments or ("--scale", "full") in pairwise(arguments)
     if is_full and not names_folder(arguments):
         return Options(ScaleJob(out=Path("runs/full")), arguments)
     return run_options(arguments, SimulateFolderJob, SimulateJob)
 
 
-def run_simulate(job: SimulateFolderJob | SimulateArraysJob | ScaleJob | SimulateJob) -> None:
+# What ``simulate`` can run.
+Simulate = SimulateFolderJob | SimulateArraysJob | SimulateModelsJob | ScaleJob | SimulateJob
+
+
+def run_simulate(job: Simulate) -> None:
     """Run, and print the table and the path of the report."""
     check_names(job)
     from ray_backfill.compare.report import print_table, read_data
@@ -127,7 +144,7 @@ def run_simulate(job: SimulateFolderJob | SimulateArraysJob | ScaleJob | Simulat
     job.tell(lambda: as_json(read_data(results), results), lambda: decide(read_data(results)), table)
 
 
-def _simulated(job: SimulateFolderJob | SimulateArraysJob | ScaleJob | SimulateJob) -> Path:
+def _simulated(job: Simulate) -> Path:
     """The folder of the results."""
     if isinstance(job, ScaleJob):
         from ray_backfill.recipes.run.synthetic import evaluate_synthetic
@@ -154,6 +171,13 @@ def _simulated(job: SimulateFolderJob | SimulateArraysJob | ScaleJob | SimulateJ
             how = replace(how, truth=("new-top1",))
         with running(job) as context:
             data = write_arrays(context.out / "arrays", arrays)
+            return evaluate_folder(data, how, job.fits, context, show_first=show_first)
+    if isinstance(job, SimulateModelsJob):
+        request = job.checked()
+        with running(job) as context:
+            data = embedded(request, job, context)
+            if not how.truth and not has_truth(data):
+                how = replace(how, truth=("new-top1",))
             return evaluate_folder(data, how, job.fits, context, show_first=show_first)
     data = absolute("--data", job.data)
     with running(job) as context:

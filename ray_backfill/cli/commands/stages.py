@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from ray_backfill.cli import absolute, shown
+from ray_backfill.cli.models import ModelsJob, embedded, models_options, names_models
 from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.cli.runs import FolderJob, RecipeJob, check_names, prepared, recipe_options, run_options, running
 from ray_backfill.core.errors import InputError
@@ -51,12 +52,17 @@ class EmbedJob(RecipeJob):
 
 
 def embed_options(arguments: Sequence[str]) -> Options:
-    """The options of a recipe."""
-    return recipe_options(EmbedJob, arguments)
+    """The options of two models, or of a recipe."""
+    return models_options(ModelsJob, arguments) if names_models(arguments) else recipe_options(EmbedJob, arguments)
 
 
-def run_embed(job: EmbedJob) -> None:
-    """Train the backbones if they are missing, embed, and print the path of the embeddings."""
+def run_embed(job: EmbedJob | ModelsJob) -> None:
+    """Train the backbones of a recipe if they are missing, embed, and print the path of the embeddings."""
+    if isinstance(job, ModelsJob):
+        request = job.checked()
+        with running(job) as context:
+            print(f"embeddings: {shown(embedded(request, job, context))}")
+        return
     check_names(job)
     if job.only and job.gallery == "old":
         raise InputError("--only embeds gallery items by the new model; leave --gallery out")

@@ -1,4 +1,4 @@
-"""Tables in files: Parquet, Arrow, CSV and TSV, one file or a folder of one type; local, s3:// or gs://."""
+"""Tables in files: Parquet, Arrow, CSV, TSV and JSON lines, one file or a folder of one type; local, s3:// or gs://."""
 
 import io
 import os
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.fs
 import pyarrow.ipc
+import pyarrow.json
 import pyarrow.parquet as pq
 
 from ray_backfill.core.errors import InputError
@@ -23,7 +24,8 @@ from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind, skipping
 
 _ARROW = (".arrow", ".feather", ".ipc")
 _TEXT = {".csv": ",", ".tsv": "\t"}
-_SUFFIXES = (".parquet", *_ARROW, *_TEXT)
+_LINES = (".jsonl", ".ndjson")
+_SUFFIXES = (".parquet", *_ARROW, *_TEXT, *_LINES)
 _REMOTE = ("s3://", "gs://", "file://")
 
 # Files and folders of other types before a folder is given up: while none of a known type is found, and at all.
@@ -177,10 +179,26 @@ def _with_leading_zeros(reader: Any, schema: pa.Schema) -> list[int]:
     return [schema.get_field_index(name) for name, found in zeros.items() if found]
 
 
+def _open_lines(system: pa.fs.FileSystem, files: Files) -> _Table:
+    """One JSON object in each line. A file is read whole."""
+
+    def read(file: pa.fs.FileInfo) -> pa.Table:
+        with system.open_input_stream(file.path) as opened:
+            return pa.json.read_json(opened)
+
+    def batches(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for file in files:
+            yield from read(file).select(list(names)).to_batches(BATCH_ROWS)
+
+    schema = _one_schema(files, [read(file).schema for file in files])
+    return _Table(schema, None, lambda names, skip: skipping(batches(names), skip))
+
+
 _OPEN: dict[str, Callable[[pa.fs.FileSystem, Files], _Table]] = {
     ".parquet": _open_parquet,
     **dict.fromkeys(_ARROW, _open_arrow),
     **{suffix: partial(_open_text, delimiter) for suffix, delimiter in _TEXT.items()},
+    **dict.fromkeys(_LINES, _open_lines),
 }
 
 

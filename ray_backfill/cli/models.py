@@ -1,0 +1,75 @@
+"""Options that name two models and what they embed, and the embedding before a command's own work."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ray_backfill.cli.options import REQUIRED, Options
+from ray_backfill.cli.runs import Run
+from ray_backfill.core.errors import InputError
+from ray_backfill.encode.encoder import IMAGE, TEXT
+from ray_backfill.encode.items import ItemSettings, ItemSources
+from ray_backfill.encode.kinds import parse_spec
+from ray_backfill.encode.spec import Spec
+from ray_backfill.workers.settings import Context, EmbedActors
+
+_TYPED = {"--texts", "--images"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsJob(Run):
+    """Work on texts or images that two models embed first."""
+
+    old: str
+    """The model that serves now, such as hf:FOLDER, sentence-transformers:NAME or python:mymodels:old; docs/models.md
+    lists the kinds and their options."""
+    new: str
+    """The model that will replace it."""
+    texts: str = ""
+    """Texts of the gallery: a table (CSV, JSON lines, Parquet, a database) or a folder as BEIR has it."""
+    images: str = ""
+    """Images of the gallery: a folder; its subfolders, if there are any, are classes."""
+    queries: str = ""
+    """Queries, of the same kind as the gallery. Without them, a part of the gallery is drawn."""
+    train: str = ""
+    """Items on which maps are fitted. Without them, a part of the gallery is drawn if queries are drawn, too."""
+    items: ItemSettings = field(default_factory=ItemSettings)
+    actors: EmbedActors = field(default_factory=EmbedActors)
+
+    def checked(self) -> tuple[dict[str, Spec], ItemSources]:
+        """Both models and the sources. Raises InputError for words that name neither."""
+        if bool(self.texts) == bool(self.images):
+            raise InputError("give --texts or --images: what the two models embed")
+        specs = {name: parse_spec(getattr(self, name), f"--{name}") for name in ("old", "new")}
+        modality = TEXT if self.texts else IMAGE
+        return specs, ItemSources(modality, self.texts or self.images, self.queries, self.train)
+
+
+def names_models(arguments: Sequence[str]) -> bool:
+    """Whether a command line names texts or images that models embed."""
+    return any(argument.split("=")[0] in _TYPED for argument in arguments)
+
+
+def models_options(kind: type[ModelsJob], arguments: Sequence[str]) -> Options:
+    """The options of a command on models; --old and --new are required."""
+    return Options(kind(out=Path("runs/models"), old=REQUIRED, new=REQUIRED), arguments)
+
+
+def embedded(request: tuple[dict[str, Spec], ItemSources], job: ModelsJob, context: Context) -> Path:
+    """The folder of embeddings by both models: OUT/embeddings. Finished parts are used again."""
+    from ray_backfill.encode.items import write_items
+    from ray_backfill.encode.part import EncodeRequest
+    from ray_backfill.encode.stage import embed_items
+
+    specs, sources = request
+    items = write_items(context.out / "items", sources, job.items, context.overwrite)
+    wanted = EncodeRequest(items, sources.modality, specs)
+    return embed_items(context.out / "embeddings", wanted, context.actors, context.overwrite)
+
+
+def has_truth(data: Path) -> bool:
+    """Whether a folder of embeddings knows right answers."""
+    from ray_backfill.data.columns import names_in, part_files
+
+    names = names_in(part_files(data / "queries.parquet")[0])
+    return "positives" in names or "label" in names

@@ -1,0 +1,223 @@
+"""What is to be embedded: texts or images of a user, as a gallery, queries and a train split, written in parts.
+
+Texts come from any source of tables (``data.sources``) or from a folder as BEIR has it (corpus.jsonl, queries.jsonl,
+qrels); images from a folder, whose subfolders are classes. Where there is one source only, queries and a train split
+are drawn from it at random.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.progress import step
+from ray_backfill.core.runkey import RunKey, fingerprint
+from ray_backfill.core.stages import begin_stage, finish_stage, read_json, remove_halves
+from ray_backfill.data.sources import open_source
+from ray_backfill.data.write import write_parquet
+from ray_backfill.encode.encoder import TEXT
+
+SPLITS = ("gallery", "queries", "train")
+# Names that columns usually have, the first that is there counts. A title stands before its text.
+_IDS = ("id", "_id", "doc_id", "docid", "pid", "query_id")
+_TEXTS = ("text", "content", "body", "passage", "sentence", "question", "query")
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+# Largest share of a single source that becomes queries, and train items.
+_QUERY_SHARE, _TRAIN_SHARE = 0.1, 0.25
+# Characters of a text that are kept: no tokenizer reads as far.
+_MOST_CHARACTERS = 100_000
+
+
+@dataclass(frozen=True)
+class ItemSettings:
+    """What is read of the items, and what is drawn from them."""
+
+    id_column: str = ""
+    """Column of the ids; empty: id, _id or the like, otherwise the numbers of the rows."""
+    text_column: str = ""
+    """Column of the texts; empty: text, content or the like, with the column title before it."""
+    label_column: str = ""
+    """Column of classes, which make right answers; empty: label, if there is one."""
+    draw_queries: int = 500
+    """Queries that are drawn from a single source, at most a tenth of it."""
+    draw_train: int = 5000
+    """Items for maps that are drawn from a single source, at most a quarter of it."""
+    part_rows: int = 2000
+    """Items of a part, which is what a stopped run does not do again."""
+    draw_seed: int = 0
+    """Random seed of what is drawn."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("draw_queries", 0), ("draw_train", 0), ("part_rows", 1), ("draw_seed", 0)):
+            if (value := getattr(self, name)) < least:
+                raise InputError(f"--items.{name.replace('_', '-')} must be at least {least}, got {value}")
+
+
+@dataclass(frozen=True)
+class ItemSources:
+    """Where items come from, as typed. modality: of all of them. queries, train: "" if they are drawn or missing."""
+
+    modality: str
+    gallery: str
+    queries: str = ""
+    train: str = ""
+
+
+def write_items(folder: Path, sources: ItemSources, settings: ItemSettings, overwrite: bool = False) -> Path:
+    """Read all items and write them in parts: FOLDER/gallery.parquet/part-000000.parquet and so on.
+
+    Raises:
+        InputError: A source cannot be read, lacks a column, has an id twice, or holds too few items.
+    """
+    with step("read items"):
+        tables = _texts(sources, settings) if sources.modality == TEXT else _images(sources, settings)
+        for split, table in tables.items():
+            _check(split, table, sources)
+        marks = {split: _mark(table) for split, table in tables.items()}
+        made = asdict(replace(settings, id_column="", text_column="", label_column=""))
+        key = RunKey("items", {"modality": sources.modality} | made, marks)
+        if begin_stage(folder, key, overwrite):
+            return folder
+        for split, table in tables.items():
+            for number, first in enumerate(range(0, len(table), settings.part_rows)):
+                part = table.slice(first, settings.part_rows)
+                write_parquet(folder / f"{split}.parquet" / f"part-{number:06d}.parquet", part)
+        remove_halves(folder)
+        finish_stage(folder, {f"{split}_items": len(table) for split, table in tables.items()})
+    return folder
+
+
+def items_fingerprint(folder: Path) -> str:
+    """What a finished folder of items holds."""
+    return fingerprint(sorted(read_json(folder / "manifest.json")["settings"].items()))
+
+
+def _mark(table: pa.Table) -> str:
+    return fingerprint(table.schema.names, *(column.combine_chunks().to_pylist() for column in table.columns))
+
+
+def _check(split: str, table: pa.Table, sources: ItemSources) -> None:
+    if not len(table):
+        raise InputError(f"{getattr(sources, split) or sources.gallery} has no {sources.modality}s for the {split}")
+    ids = table["id"].to_pandas()
+    if (twice := ids[ids.duplicated()]).size:
+        raise InputError(f"the {split} has the id {twice.iloc[0]!r} twice; make ids unique")
+
+
+def _texts(sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
+    beir = Path(sources.gallery)
+    if (beir / "corpus.jsonl").is_file():
+        return _beir(beir, sources, settings)
+    gallery = _text_table(sources.gallery, settings)
+    tables = {"gallery": gallery}
+    tables |= {s: _text_table(getattr(sources, s), settings) for s in SPLITS[1:] if getattr(sources, s)}
+    return _with_drawn(tables, settings)
+
+
+def _beir(folder: Path, sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
+    """The corpus, and the queries that have judgements, with them."""
+    found = sorted((folder / "qrels").glob("*.tsv"))
+    if not found:
+        raise InputError(f"{folder} has no qrels/*.tsv; give another folder, or --texts and --queries as files")
+    judged = next((path for path in found if path.stem == "test"), found[0])
+    answers: dict[str, dict[str, float]] = {}
+    with judged.open(encoding="utf-8", newline="") as lines:
+        for row in csv.reader(lines, delimiter="\t"):
+            if len(row) < 3 or row[-1] == "score":
+                continue
+            if float(row[-1]) > 0:
+                answers.setdefault(row[0], {})[row[-2]] = float(row[-1])
+    gallery, queries = (_text_table(str(folder / f"{name}.jsonl"), settings) for name in ("corpus", "queries"))
+    queries = queries.filter(pa.compute.is_in(queries["id"].cast(pa.string()), pa.array(list(answers), pa.string())))
+    own, there = [answers[str(each)] for each in queries["id"].to_pylist()], set(gallery["id"].to_pylist())
+    kept = [{item: grade for item, grade in each.items() if item in there} for each in own]
+    queries = queries.append_column("positives", pa.array([list(each) for each in kept], pa.list_(pa.string())))
+    queries = queries.append_column("grades", pa.array([list(each.values()) for each in kept], pa.list_(pa.float64())))
+    tables = {"gallery": gallery, "queries": queries}
+    return tables | ({"train": _text_table(sources.train, settings)} if sources.train else {})
+
+
+def _text_table(given: str, settings: ItemSettings) -> pa.Table:
+    """The columns id, text and label of a source."""
+    source = open_source(given)
+    id_name = _found(settings.id_column, _IDS, source.columns, given)
+    text_name = _found(settings.text_column, _TEXTS, source.columns, given)
+    if not text_name:
+        raise InputError(
+            f"{given} has no column {' or '.join(_TEXTS[:3])}; name it with --items.text-column; it has: "
+            f"{', '.join(source.columns)}"
+        )
+    label_name = _found(settings.label_column, ("label",), source.columns, given)
+    title = "title" if "title" in source.columns and not settings.text_column and text_name != "title" else ""
+    names = [each for each in (id_name, text_name, label_name, title) if each]
+    batches = list(source.read(list(dict.fromkeys(names)), 0))
+    if not batches:
+        raise InputError(f"{given} has no rows")
+    table = pa.Table.from_batches(batches)
+    texts = [_joined(*row) for row in zip(*(table[n].to_pylist() for n in (title, text_name) if n), strict=True)]
+    ids = table[id_name] if id_name else pa.array(np.arange(len(table)))
+    if not pa.types.is_integer(ids.type):
+        ids = ids.cast(pa.string())
+    columns = {"id": ids, "text": pa.array(texts, pa.string())}
+    if label_name:
+        columns["label"] = table[label_name]
+    return pa.table(columns)
+
+
+def _joined(*parts: Any) -> str:
+    return " ".join(str(part).strip() for part in parts if part is not None)[:_MOST_CHARACTERS].strip()
+
+
+def _found(wanted: str, usual: Sequence[str], columns: Mapping[str, Any], given: str) -> str:
+    if wanted and wanted not in columns:
+        raise InputError(f"{given} has no column {wanted!r}; it has: {', '.join(columns)}")
+    return wanted or next((name for name in usual if name in columns), "")
+
+
+def _images(sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
+    tables = {s: _image_table(getattr(sources, s)) for s in SPLITS if getattr(sources, s)}
+    return _with_drawn(tables, settings)
+
+
+def _image_table(given: str) -> pa.Table:
+    """The columns id, image (path) and, if there are subfolders, label."""
+    root = Path(given).absolute()
+    if not root.is_dir():
+        raise InputError(f"there is no folder {given}; give a folder of images")
+    paths = [path for path in _files(root) if path.suffix.lower() in _SUFFIXES]
+    if not paths:
+        raise InputError(f"{given} has no images ({', '.join(_SUFFIXES[:4])}, ...)")
+    names = [path.relative_to(root) for path in paths]
+    columns = {"id": pa.array([str(name) for name in names]), "image": pa.array([str(path) for path in paths])}
+    if all(len(name.parts) > 1 for name in names):
+        columns["label"] = pa.array([name.parts[0] for name in names])
+    return pa.table(columns)
+
+
+def _files(root: Path) -> Iterator[Path]:
+    yield from sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def _with_drawn(tables: dict[str, pa.Table], settings: ItemSettings) -> dict[str, pa.Table]:
+    """The same with queries and, only if these are drawn, too, a train split from the gallery."""
+    if "queries" in tables:
+        return tables
+    gallery = tables["gallery"]
+    size = len(gallery)
+    order = np.random.default_rng(settings.draw_seed).permutation(size)
+    queries = min(settings.draw_queries, int(_QUERY_SHARE * size))
+    train = 0 if "train" in tables else min(settings.draw_train, int(_TRAIN_SHARE * size))
+    if not queries:
+        raise InputError(f"{size} items are too few to draw queries from; give --queries")
+    picked = {
+        "queries": order[:queries],
+        "train": order[queries : queries + train],
+        "gallery": order[queries + train :],
+    }
+    drawn = {split: gallery.take(pa.array(np.sort(rows))) for split, rows in picked.items() if len(rows)}
+    return tables | drawn

@@ -1,0 +1,98 @@
+"""The kinds of models that there are: what a user types becomes a ``Spec``, and a ``Spec`` a loaded model."""
+
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qsl
+
+from ray_backfill.core.errors import InputError, unknown_name
+from ray_backfill.core.plugins import own_rows, rows_from_outside
+from ray_backfill.encode import models
+from ray_backfill.encode.encoder import Device, Model, ModelKind
+from ray_backfill.encode.spec import DTYPES, POOLINGS, SIDES, Spec
+
+# Kinds that we refuse, with the reason.
+_REFUSED = {
+    "colbert": "a model with several vectors for each item (ColBERT)",
+    "splade": "a model of sparse vectors (SPLADE)",
+}
+
+
+@cache
+def all_kinds() -> dict[str, ModelKind]:
+    """Every kind by name."""
+    rows = [*own_rows(models, "MODELS", first="sentence_transformers"), *rows_from_outside("MODELS")]
+    return {row.name: row for row in rows}
+
+
+def is_spec(text: str) -> bool:
+    """Whether a text names a model of a known kind."""
+    return text.partition(":")[0] in all_kinds()
+
+
+def parse_spec(text: str, option: str = "model") -> Spec:
+    """Read a model's words. option: where they stand, for messages.
+
+    Raises:
+        InputError: The kind or an option is unknown, or a value is impossible.
+    """
+    kind, colon, rest = text.partition(":")
+    known = all_kinds()
+    if kind.lower() in _REFUSED:
+        raise InputError(f"{option} {text}: {_REFUSED[kind.lower()]} cannot be replayed; use one vector for each item")
+    if not colon or kind not in known:
+        examples = ", ".join(each.example for each in known.values())
+        if colon and "/" not in kind and "\\" not in kind:
+            raise unknown_name(f"{option} kind", kind, known)
+        raise InputError(f"{option} {text!r} names no model; write one of {examples}")
+    name, _, options = rest.partition("#")
+    if not name:
+        raise InputError(f"{option} {text!r} lacks a name, as in {known[kind].example}")
+    try:
+        return _with_options(Spec(kind, name), parse_qsl(options, keep_blank_values=True, strict_parsing=bool(options)))
+    except ValueError as error:
+        wrong = str(error) if isinstance(error, InputError) else "options are written as dims=256&batch=64"
+        raise InputError(f"{option} {text}: {wrong}") from error
+
+
+def _with_options(spec: Spec, options: list[tuple[str, str]]) -> Spec:
+    kinds = {each.name: type(getattr(spec, each.name)) for each in fields(spec)[2:]}
+    given: dict[str, Any] = {}
+    for name, value in options:
+        if name not in kinds:
+            raise unknown_name("option", name, kinds)
+        if name == "prompt":
+            side, colon, text = value.partition(":")
+            if not colon or side not in SIDES:
+                raise InputError(f"a prompt is written as prompt=query:TEXT or prompt=document:TEXT, not {value!r}")
+            given["prompt"] = given.get("prompt", {}) | {side: text}
+            continue
+        try:
+            given[name] = kinds[name](value)
+        except ValueError:
+            raise InputError(f"{name} must be a number, not {value!r}") from None
+        if given[name] != value and given[name] < 0:
+            raise InputError(f"{name} must not be negative, got {value}")
+    for name, known in (("pooling", POOLINGS), ("dtype", DTYPES), ("normalise", ("yes", "no"))):
+        if given.get(name, known[0]) not in known:
+            raise unknown_name(name, given[name], known)
+    return replace(spec, **given)
+
+
+def load_model(spec: Spec, modality: str, device: Device) -> Model:
+    """Load a model. Raises InputError if it is not there, or cannot embed this modality."""
+    kind = all_kinds()[spec.kind]
+    if modality not in kind.modalities:
+        raise InputError(f"{spec} embeds {' or '.join(kind.modalities)}s, not {modality}s")
+    try:
+        return Model(spec, modality, kind.load(spec, modality, device))
+    except ModuleNotFoundError as error:
+        if not kind.extra or (error.name or "").split(".")[0] not in _modules(kind.extra):
+            raise
+        raise InputError(
+            f"{spec} needs {error.name}, which is not installed; type: python -m pip install {kind.extra}"
+        ) from error
+
+
+def _modules(extra: str) -> set[str]:
+    return {word.replace("-", "_") for word in extra.split()} | {"torch", "transformers", "tokenizers"}

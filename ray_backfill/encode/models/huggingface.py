@@ -1,0 +1,176 @@
+"""``hf:NAME_OR_FOLDER``: a text or vision model of transformers, with its own tokenizer or image processor."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.encode.encoder import IMAGE, TEXT, Device, Encoder, ModelKind
+from ray_backfill.encode.spec import POOLINGS, Spec
+
+
+def torch_dtype(spec: Spec) -> Any:
+    """The torch type of a spec's precision."""
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[spec.dtype]
+
+
+def not_found(spec: Spec, error: Exception) -> InputError:
+    """The error for a model that cannot be loaded."""
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    remedy = "name a folder that holds it, or a model of the Hugging Face hub while this machine is online"
+    return InputError(f"{spec} cannot be loaded ({first[:200]}); {remedy}")
+
+
+class _OfTransformers:
+    """What texts and images have in common."""
+
+    batch = 32
+
+    def __init__(self, spec: Spec, device: Device) -> None:
+        import torch
+        import transformers
+
+        torch.set_num_threads(device.threads)
+        self._spec, self._device, self._torch = spec, device.name, torch
+        try:
+            model = transformers.AutoModel.from_pretrained(spec.name, torch_dtype=torch_dtype(spec))
+        except Exception as error:
+            raise not_found(spec, error) from error
+        self._model = model.eval().to(device.name)
+
+    def _finished(self, vectors: Any, default: bool) -> Any:
+        if self._spec.normalise == "yes" or (not self._spec.normalise and default):
+            vectors = self._torch.nn.functional.normalize(vectors.float(), dim=-1)
+        return vectors.float().cpu().numpy()
+
+    def _weights(self) -> dict[str, Any]:
+        return {"weights": hash_of_tensors(self._model.state_dict().items())}
+
+
+class TextModel(_OfTransformers):
+    """A text model with a pooling of its token vectors: that of its folder's sentence-transformers files, or mean."""
+
+    def __init__(self, spec: Spec, device: Device) -> None:
+        import transformers
+
+        super().__init__(spec, device)
+        try:
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(spec.name)
+        except Exception as error:
+            raise not_found(spec, error) from error
+        own = _own_pooling(Path(spec.name))
+        self._pooling = spec.pooling or own or "mean"
+        if self._pooling not in POOLINGS:
+            raise InputError(f"{spec} pools by {own}; use sentence-transformers:, or choose with pooling=mean")
+        self._normalise = (Path(spec.name) / "2_Normalize").is_dir() or _has_normalise(Path(spec.name))
+        most = getattr(self._model.config, "max_position_embeddings", 512)
+        self._tokens = spec.tokens or min(self._tokenizer.model_max_length, most)
+
+    def __call__(self, items: Sequence[Any], side: str) -> Any:
+        torch = self._torch
+        inputs = self._tokenizer(
+            list(items), padding=True, truncation=True, max_length=self._tokens, return_tensors="pt"
+        ).to(self._device)
+        with torch.inference_mode():
+            states = self._model(**inputs).last_hidden_state
+        mask = inputs["attention_mask"]
+        if self._pooling == "cls":
+            pooled = states[:, 0]
+        elif self._pooling == "last":
+            pooled = states[torch.arange(len(states)), mask.shape[1] - 1 - mask.flip(1).argmax(1)]
+        else:
+            pooled = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        return self._finished(pooled, self._normalise)
+
+    def identity(self) -> dict[str, Any]:
+        vocabulary = self._tokenizer.get_vocab()
+        return self._weights() | {
+            "pooling_used": self._pooling, "normalised": self._normalise, "length": self._tokens,
+            "vocabulary": hash_of_text(json.dumps(sorted(vocabulary.items()))),
+        }  # fmt: skip
+
+
+class VisionModel(_OfTransformers):
+    """A vision model, or the image side of CLIP and SigLIP, with its own image processor."""
+
+    def __init__(self, spec: Spec, device: Device) -> None:
+        import transformers
+
+        super().__init__(spec, device)
+        try:
+            self._processor = transformers.AutoImageProcessor.from_pretrained(spec.name, use_fast=False)
+        except Exception as error:
+            raise not_found(spec, error) from error
+
+    def __call__(self, items: Sequence[Any], side: str) -> Any:
+        torch = self._torch
+        pixels = self._processor(images=list(items), return_tensors="pt")["pixel_values"]
+        pixels = pixels.to(self._device, torch_dtype(self._spec))
+        with torch.inference_mode():
+            if hasattr(self._model, "get_image_features"):
+                found = self._model.get_image_features(pixel_values=pixels)
+                vectors = getattr(found, "pooler_output", found)
+            else:
+                output = self._model(pixel_values=pixels)
+                pooled = getattr(output, "pooler_output", None)
+                states = output.last_hidden_state
+                wants = self._spec.pooling or ("" if pooled is not None else "mean")
+                vectors = states[:, 0] if wants == "cls" else _mean(states) if wants == "mean" else pooled
+        return self._finished(vectors.flatten(1), False)
+
+    def identity(self) -> dict[str, Any]:
+        return self._weights() | {"processor": hash_of_text(self._processor.to_json_string())}
+
+
+def _mean(states: Any) -> Any:
+    """Over positions: (B, n, d) of a transformer, (B, d, h, w) of a convolutional network."""
+    return states.mean(1) if states.ndim == 3 else states.mean((2, 3))
+
+
+def _own_pooling(folder: Path) -> str:
+    """The pooling that a folder of sentence-transformers records, or ""."""
+    path = folder / "1_Pooling" / "config.json"
+    if not path.is_file():
+        return ""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    known = {"pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
+    earlier = next((name for key, name in known.items() if config.get(key)), "")
+    return {"lasttoken": "last"}.get(config.get("pooling_mode"), config.get("pooling_mode") or earlier)
+
+
+def _has_normalise(folder: Path) -> bool:
+    path = folder / "modules.json"
+    return path.is_file() and "Normalize" in path.read_text(encoding="utf-8")
+
+
+def hash_of_text(text: str) -> str:
+    """A short hash of a text."""
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def hash_of_tensors(named: Iterable[tuple[str, Any]]) -> str:
+    """A hash of named torch tensors."""
+    import torch
+
+    digest = hashlib.blake2b(digest_size=12)
+    for name, tensor in named:
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _load(spec: Spec, modality: str, device: Device) -> Encoder:
+    return TextModel(spec, device) if modality == TEXT else VisionModel(spec, device)
+
+
+MODELS = (
+    ModelKind(
+        "hf", (TEXT, IMAGE), "hf:NAME_OR_FOLDER",
+        "A text or vision model of transformers. Texts are pooled as its folder says, otherwise by their mean.", _load,
+        "'ray-backfill[cpu]'",
+    ),
+)  # fmt: skip

@@ -1,0 +1,84 @@
+"""``onnx:FILE``: a text model by ONNX Runtime, with the tokenizer.json beside it."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.encode.encoder import TEXT, Device, Encoder, ModelKind
+from ray_backfill.encode.spec import Spec
+
+_MOST_TOKENS = 512
+
+
+class OnnxModel:
+    """Its first output holds vectors, (B, d), or vectors of tokens, (B, n, d), which are pooled."""
+
+    batch = 32
+
+    def __init__(self, spec: Spec, device: Device) -> None:
+        import onnxruntime
+        from tokenizers import Tokenizer
+
+        file, beside = Path(spec.name), Path(spec.name).with_name("tokenizer.json")
+        if not file.is_file():
+            raise InputError(f"there is no file {file}; onnx: names a .onnx file")
+        if not beside.is_file():
+            raise InputError(f"{file} has no tokenizer.json beside it; copy the model's own there")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = device.threads
+        providers = ["CUDAExecutionProvider"] * (device.name == "cuda") + ["CPUExecutionProvider"]
+        try:
+            self._session = onnxruntime.InferenceSession(str(file), options, providers=providers)
+        except Exception as error:
+            first = str(error).strip().splitlines()[0]
+            raise InputError(f"{file} cannot be loaded by ONNX Runtime: {first[:200]}") from error
+        self._tokenizer = Tokenizer.from_file(str(beside))
+        self._tokenizer.enable_truncation(spec.tokens or _MOST_TOKENS)
+        self._tokenizer.enable_padding()
+        self._names, self._spec = {each.name for each in self._session.get_inputs()}, spec
+        mark = hashlib.blake2b(file.read_bytes(), digest_size=12)
+        mark.update(beside.read_bytes())
+        self._mark = mark.hexdigest()
+
+    def __call__(self, items: Sequence[Any], side: str) -> Any:
+        tokens = self._tokenizer.encode_batch(list(items))
+        given = {
+            "input_ids": np.array([each.ids for each in tokens], np.int64),
+            "attention_mask": np.array([each.attention_mask for each in tokens], np.int64),
+            "token_type_ids": np.array([each.type_ids for each in tokens], np.int64),
+        }
+        found = self._session.run(None, {name: x for name, x in given.items() if name in self._names})[0]
+        if found.ndim == 3:
+            found = _pooled(found, given["attention_mask"], self._spec.pooling or "mean")
+        if self._spec.normalise == "yes":
+            found = found / np.linalg.norm(found, axis=1, keepdims=True)
+        return found
+
+    def identity(self) -> dict[str, Any]:
+        return {"file": self._mark}
+
+
+def _pooled(states: Any, mask: Any, pooling: str) -> Any:
+    if pooling == "cls":
+        return states[:, 0]
+    if pooling == "last":
+        return states[np.arange(len(states)), mask.sum(1) - 1]
+    return (states * mask[..., None]).sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)
+
+
+def _load(spec: Spec, modality: str, device: Device) -> Encoder:
+    if spec.dtype != "fp32":
+        raise InputError(f"{spec}: an ONNX file has its own precision; leave dtype out")
+    return OnnxModel(spec, device)
+
+
+MODELS = (
+    ModelKind(
+        "onnx", (TEXT,), "onnx:FILE.onnx", "A text model by ONNX Runtime, with tokenizer.json beside the file.", _load,
+        "onnxruntime tokenizers",
+    ),
+)  # fmt: skip

@@ -1,0 +1,112 @@
+"""``openai:MODEL``: any endpoint of OpenAI's protocol for embeddings.
+
+OPENAI_BASE_URL (default: OpenAI's own) and OPENAI_API_KEY are read from the environment.
+"""
+
+import base64
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.secrets import learn
+from ray_backfill.encode.encoder import TEXT, Device, Encoder, ModelKind
+from ray_backfill.encode.spec import Spec
+
+_DEFAULT = "https://api.openai.com/v1"
+# Answers after which the same request may succeed.
+_AGAIN = (408, 409, 429, 500, 502, 503, 504)
+_TRIES, _FIRST_WAIT_S, _LONGEST_WAIT_S, _TIMEOUT_S = 8, 0.5, 60.0, 120.0
+# Characters of a text that are sent: more than the 8,192 tokens that OpenAI's models read.
+_MOST_CHARACTERS = 24_000
+
+
+class OpenAi:
+    """An endpoint. Requests of one process follow each other."""
+
+    batch = 128
+
+    def __init__(self, spec: Spec) -> None:
+        self._url = os.environ.get("OPENAI_BASE_URL", _DEFAULT).rstrip("/")
+        key = os.environ.get("OPENAI_API_KEY", "")
+        if not key and self._url == _DEFAULT:
+            raise InputError(f"{spec} needs a key; export OPENAI_API_KEY=..., or OPENAI_BASE_URL of another endpoint")
+        if key:
+            learn(key)
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._spec, self._last = spec, 0.0
+
+    def __call__(self, items: Sequence[Any], side: str) -> Any:
+        body: dict[str, Any] = {"model": self._spec.name, "input": [text[:_MOST_CHARACTERS] for text in items]}
+        if self._spec.dims:
+            body["dimensions"] = self._spec.dims
+        data = sorted(self._asked(body).get("data", []), key=lambda each: int(each.get("index", 0)))
+        if len(data) != len(items):
+            raise InputError(f"{self._url} returned {len(data)} vectors for {len(items)} texts")
+        return np.stack([_vector(each["embedding"]) for each in data])
+
+    def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request, which is repeated while the service is busy."""
+        why = ""
+        for number in range(_TRIES):
+            self._wait_for_turn()
+            request = urllib.request.Request(f"{self._url}/embeddings", json.dumps(body).encode(), self._headers)
+            wait_s = min(_FIRST_WAIT_S * 2**number, _LONGEST_WAIT_S)
+            try:
+                with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+                    return dict(json.loads(answer.read()))
+            except urllib.error.HTTPError as error:
+                why = f"{error.code} {error.reason} {_told(error)}".strip()
+                if error.code not in _AGAIN:
+                    raise InputError(f"{self._url} refused {self._spec}: {why}") from error
+                wait_s = _asked_wait(error.headers.get("Retry-After")) or wait_s
+            except (OSError, ValueError, http.client.HTTPException) as error:  # no answer, or half of one
+                why = f"{type(error).__name__}: {getattr(error, 'reason', error)}"
+            time.sleep(wait_s if number + 1 < _TRIES else 0)
+        raise InputError(f"{self._url} did not answer in {_TRIES} tries ({why}); run the same command again later")
+
+    def _wait_for_turn(self) -> None:
+        if self._spec.requests:
+            time.sleep(max(0.0, self._last + 60 / self._spec.requests - time.monotonic()))
+        self._last = time.monotonic()
+
+    def identity(self) -> dict[str, Any]:
+        return {"endpoint": self._url, "model": self._spec.name}
+
+
+def _vector(given: Any) -> Any:
+    """Numbers, or their bytes in base64."""
+    return np.frombuffer(base64.b64decode(given), np.float32) if isinstance(given, str) else np.asarray(given)
+
+
+def _told(error: urllib.error.HTTPError) -> str:
+    try:
+        return f"({json.loads(error.read())['error']['message'][:200]})"
+    except (ValueError, KeyError, TypeError, OSError):
+        return ""
+
+
+def _asked_wait(header: str | None) -> float:
+    try:
+        return min(float(header or 0), _LONGEST_WAIT_S)
+    except ValueError:
+        return 0.0
+
+
+def _load(spec: Spec, modality: str, device: Device) -> Encoder:
+    return OpenAi(spec)
+
+
+MODELS = (
+    ModelKind(
+        "openai", (TEXT,), "openai:MODEL", "Any endpoint of OpenAI's protocol: OPENAI_BASE_URL and OPENAI_API_KEY.",
+        _load,
+    ),
+)  # fmt: skip

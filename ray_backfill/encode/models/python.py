@@ -1,0 +1,68 @@
+"""A user's own function or class: ``python:module:object``. Everything else can be written as one of these."""
+
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.encode.encoder import IMAGE, TEXT, Device, Encoder, ModelKind
+from ray_backfill.encode.spec import Spec
+
+
+class PythonModel:
+    """``encode(items)`` or ``encode(items, side)`` of a module. A class is made an object first, in each process."""
+
+    def __init__(self, module: Any, name: str, made: Any) -> None:
+        self._module, self._name, self._call = module, name, made
+        self.batch = int(getattr(made, "batch", 64))
+        takes = inspect.signature(made).parameters.values()
+        self._takes_side = sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in takes) > 1
+
+    def __call__(self, items: Sequence[Any], side: str) -> Any:
+        return self._call(list(items), side) if self._takes_side else self._call(list(items))
+
+    def identity(self) -> dict[str, Any]:
+        own = getattr(self._call, "identity", None)
+        source = Path(self._module.__file__).read_bytes() if getattr(self._module, "__file__", None) else b""
+        mark = hashlib.blake2b(source, digest_size=12).hexdigest()
+        return {"object": self._name, "source": mark} | ({"own": own()} if own else {})
+
+
+def _load(spec: Spec, modality: str, device: Device) -> Encoder:
+    name, colon, attribute = spec.name.partition(":")
+    if not colon:
+        raise InputError(f"{spec} must name a module and an object in it, as in python:mymodels:old")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.split(".")[0] and error.name != name:
+            raise InputError(f"{spec}: {name} needs {error.name}, which is not installed") from error
+        raise InputError(f"{spec}: there is no module {name} in {here} or among the installed packages") from error
+    except Exception as error:
+        raise InputError(f"{spec}: {name} cannot be imported: {type(error).__name__}: {error}") from error
+    if not hasattr(module, attribute):
+        raise InputError(f"{spec}: the module {name} has no {attribute}")
+    found = getattr(module, attribute)
+    try:
+        made = found() if inspect.isclass(found) else found
+    except Exception as error:
+        raise InputError(f"{spec}: {attribute}() failed: {type(error).__name__}: {error}") from error
+    if not callable(made):
+        raise InputError(f"{spec}: {attribute} is {type(made).__name__}; it must take a list of {modality}s")
+    return PythonModel(module, attribute, made)
+
+
+MODELS = (
+    ModelKind(
+        "python", (TEXT, IMAGE), "python:MODULE:OBJECT",
+        "A function of yours that turns a list of texts, or of PIL images, into an array; or a class without arguments "
+        "that makes one.", _load,
+    ),
+)  # fmt: skip

@@ -1,0 +1,85 @@
+"""Embeds one part of the items: reads it, leaves out what cannot be embedded, and makes the table of its embeddings."""
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.schema import open_checked
+from ray_backfill.data.columns import part_files
+from ray_backfill.data.write import vector_column
+from ray_backfill.encode.encoder import TEXT, Model
+from ray_backfill.encode.items import SPLITS
+from ray_backfill.encode.spec import Spec
+
+_BROKEN = b"broken_items"  # metadata of a part: JSON list of [id, reason]
+
+# Vectors as plain numbers.
+Rows = list[list[float]]
+
+
+@dataclass(frozen=True)
+class EncodeRequest:
+    """What to embed. items: folder of ``write_items``. models: column -> spec, "old" and "new"."""
+
+    items: Path
+    modality: str
+    models: Mapping[str, Spec]
+
+    def parts(self) -> list[tuple[str, Path]]:
+        """Split and file of each part of the items."""
+        return [
+            (split, path)
+            for split in SPLITS if (self.items / f"{split}.parquet").is_dir()
+            for path in part_files(self.items / f"{split}.parquet")
+        ]  # fmt: skip
+
+
+def embed_part(items: Path, split: str, models: Mapping[str, Model], threads: int = 1) -> pa.Table:
+    """The table of a part. items: its file. Raises InputError if a model fails, or nothing can be embedded."""
+    table = pq.read_table(items)
+    contents, broken = _contents(table, threads)
+    kept = np.array([i for i in range(len(table)) if i not in broken], np.int64)
+    if not len(kept):
+        first = next(iter(broken.values()))
+        raise InputError(f"none of the {len(table):,} items of {items.name} in the {split} can be embedded: {first}")
+    side = "query" if split == "queries" else "document"
+    given = [contents[i] for i in kept]
+    columns = {name: table[name].take(pa.array(kept)) for name in table.column_names if name != "image"}
+    columns |= {name: vector_column(model.embed(given, side)) for name, model in models.items()}
+    listed = [[str(table["id"][i].as_py()), why] for i, why in broken.items()]
+    return pa.table(columns).replace_schema_metadata({_BROKEN: json.dumps(listed)})
+
+
+def broken_in(part: Path, split: str) -> list[dict[str, str]]:
+    """The items that a finished part left out."""
+    listed = json.loads(open_checked(part).metadata.metadata[_BROKEN])
+    return [{"split": split, "id": item, "reason": reason} for item, reason in listed]
+
+
+def _contents(table: pa.Table, threads: int) -> tuple[Sequence[Any], dict[int, str]]:
+    """What the models take, and the rows that are broken, with the reason."""
+    if TEXT in table.column_names:
+        texts = table["text"].to_pylist()
+        return texts, {i: "its text is empty" for i, text in enumerate(texts) if not text or not text.strip()}
+    with ThreadPoolExecutor(threads) as pool:
+        opened = list(pool.map(_opened, table["image"].to_pylist()))
+    return opened, {i: each for i, each in enumerate(opened) if isinstance(each, str)}
+
+
+def _opened(path: str) -> Any:
+    """A PIL image in RGB, upright; or why there is none."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except Exception as error:  # PIL raises many kinds for broken files
+        return f"{type(error).__name__}: {error}"[:200]

@@ -1,0 +1,53 @@
+"""The words that name a model: ``KIND:NAME#option=value&option=value``."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+SIDES = ("query", "document")
+POOLINGS = ("mean", "cls", "last")
+DTYPES = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A model and how it is used. Options are written behind a ``#``, as in a web address.
+
+    kind, name: the words before and after the first colon. prompt: side -> text before each item, from
+    ``prompt=query:...`` and ``prompt=document:...``.
+    """
+
+    kind: str
+    name: str
+    dims: int = 0
+    """The first so many dimensions only (Matryoshka); 0: all."""
+    prompt: dict[str, str] = field(default_factory=dict)
+    pooling: str = ""
+    """mean, cls or last: how vectors of tokens become one; empty: as the model's own configuration says."""
+    normalise: str = ""
+    """yes or no: whether vectors get length 1; empty: as the model's own configuration says."""
+    batch: int = 0
+    """Items at a time; 0: as the kind of model prefers."""
+    tokens: int = 0
+    """Tokens of a text that are read, at most; 0: as many as the model can."""
+    dtype: str = "fp32"
+    """fp32, bf16 or fp16: precision of the weights and of the arithmetic."""
+    requests: int = 0
+    """openai: requests per minute, at most; 0: no limit of ours."""
+    price: float = 0.0
+    """openai: price of a million tokens, for the line that tells the cost; 0: unknown."""
+
+    def __str__(self) -> str:
+        """As it is typed, without options that have their defaults."""
+        given = [
+            (f.name, getattr(self, f.name)) for f in fields(self)[2:] if f.name != "prompt" and getattr(self, f.name)
+        ]
+        words = [f"{name}={value}" for name, value in given if (name, value) != ("dtype", "fp32")]
+        words += [f"prompt={side}:{text}" for side, text in sorted(self.prompt.items())]
+        return f"{self.kind}:{self.name}{'#' * bool(words)}{'&'.join(words)}"
+
+    def meaning(self) -> dict[str, Any]:
+        """What of it changes embeddings. The name of a local file or folder does not: its content is hashed."""
+        return {
+            "kind": self.kind, "dims": self.dims, "prompt": dict(sorted(self.prompt.items())), "pooling": self.pooling,
+            "normalise": self.normalise, "tokens": self.tokens, "dtype": self.dtype,
+        }  # fmt: skip

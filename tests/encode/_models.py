@@ -1,0 +1,74 @@
+"""Small models of the tests, named as python:tests.encode._models:NAME."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+
+def _vector(text: str, dims: int) -> Any:
+    """Counts of hashed words, so that texts with common words are close."""
+    out = np.full(dims, 1e-3, np.float32)
+    for word in text.lower().split():
+        out[int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest()) % dims] += 1
+    return out
+
+
+def old(texts: list[str]) -> Any:
+    return np.stack([_vector(text, 16) for text in texts])
+
+
+class New:
+    """Asks which side a text is on."""
+
+    batch = 7
+
+    def __call__(self, texts: list[str], side: str) -> Any:
+        assert side in ("query", "document")
+        return np.stack([_vector(text, 32) for text in texts])
+
+
+def pixels(images: list[Any]) -> Any:
+    return np.stack([np.asarray(image.resize((4, 4)), np.float32).ravel() / 255 + 0.01 for image in images])
+
+
+def means(images: list[Any]) -> Any:
+    return np.stack([np.asarray(image, np.float32).mean((0, 1)) / 255 + 0.01 for image in images])
+
+
+def wrong_number(texts: list[str]) -> Any:
+    return np.ones((len(texts) + 1, 4))
+
+
+def tokens(texts: list[str]) -> Any:
+    return np.ones((len(texts), 3, 4))
+
+
+def not_finite(texts: list[str]) -> Any:
+    return np.full((len(texts), 4), np.nan)
+
+
+def one_number(texts: list[str]) -> Any:
+    return np.ones(len(texts))
+
+
+def grows(texts: list[str]) -> Any:
+    return np.ones((len(texts), 3 + len(texts[0]) % 5))
+
+
+def fails(texts: list[str]) -> Any:
+    raise ValueError("out of order")
+
+
+class NeedsArguments:
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+
+number = 3
+
+
+def chokes(texts: list[str]) -> Any:
+    if any("horse" in text for text in texts):
+        raise ValueError("not this one")
+    return old(texts)

@@ -1,0 +1,144 @@
+"""What is read of texts and images, how queries and a train split are drawn, and what each wrong source says."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.stages import OtherSettingsError
+from ray_backfill.encode.items import ItemSettings, ItemSources, write_items
+
+
+def read(folder: Path, split: str) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = pa.concat_tables(
+        [pq.read_table(part) for part in sorted((folder / f"{split}.parquet").glob("*.parquet"))]
+    ).to_pydict()
+    return found
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def beir(tmp_path: Path) -> Path:
+    root = tmp_path / "beir"
+    lines(
+        root / "corpus.jsonl", [{"_id": f"d{i}", "title": "T", "text": f"text {i}", "metadata": {}} for i in range(5)]
+    )
+    lines(root / "queries.jsonl", [{"_id": f"q{i}", "text": f"query {i}"} for i in range(4)])
+    (root / "qrels").mkdir()
+    for name, rows in (
+        ("test", ["q0\td1\t2", "q0\td2\t1", "q2\td4\t1", "q3\td0\t0", "q3\tgone\t1"]),
+        ("train", ["q1\td1\t1"]),
+    ):
+        text = "\n".join(["query-id\tcorpus-id\tscore", *rows]) + "\n"
+        (root / "qrels" / f"{name}.tsv").write_text(text, encoding="utf-8")
+    return root
+
+
+def test_a_folder_of_beir(beir: Path, tmp_path: Path) -> None:
+    out = write_items(tmp_path / "items", ItemSources("text", str(beir)), ItemSettings(part_rows=2))
+    gallery, queries = read(out, "gallery"), read(out, "queries")
+    assert gallery == {"id": [f"d{i}" for i in range(5)], "text": [f"T text {i}" for i in range(5)]}
+    assert len(list((out / "gallery.parquet").glob("*.parquet"))) == 3
+    assert queries["id"] == ["q0", "q2", "q3"], "those with judgements in test.tsv"
+    assert queries["positives"] == [["d1", "d2"], ["d4"], []]
+    assert queries["grades"] == [[2, 1], [1], []]
+    assert not (out / "train.parquet").exists()
+    (beir / "qrels" / "test.tsv").unlink()
+    (beir / "qrels" / "train.tsv").unlink()
+    with pytest.raises(InputError, match="has no qrels"):
+        write_items(tmp_path / "other", ItemSources("text", str(beir)), ItemSettings())
+
+
+def table(path: Path, rows: int, **names: str) -> str:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([names.get(each, each) for each in ("id", "text", "label")])
+        writer.writerows([[f"i{row}", f"text {row}", f"c{row % 3}"] for row in range(rows)])
+    return str(path)
+
+
+def test_queries_and_a_train_split_are_drawn_from_one_file(tmp_path: Path) -> None:
+    given = table(tmp_path / "a.csv", 100)
+    sources, settings = ItemSources("text", given), ItemSettings(draw_queries=50, draw_train=20)
+    out = write_items(tmp_path / "items", sources, settings)
+    splits = {split: read(out, split) for split in ("gallery", "queries", "train")}
+    assert {split: len(rows["id"]) for split, rows in splits.items()} == {"gallery": 70, "queries": 10, "train": 20}
+    every = [item for rows in splits.values() for item in rows["id"]]
+    assert sorted(every) == sorted(f"i{row}" for row in range(100))
+    assert splits["queries"]["label"] == [f"c{int(item[1:]) % 3}" for item in splits["queries"]["id"]]
+    assert write_items(tmp_path / "items", sources, settings) == out
+    with pytest.raises(OtherSettingsError, match="draw_seed"):
+        write_items(tmp_path / "items", sources, ItemSettings(draw_queries=50, draw_train=20, draw_seed=1))
+    table(tmp_path / "a.csv", 101)
+    with pytest.raises(OtherSettingsError, match="different from the earlier run: gallery"):
+        write_items(tmp_path / "items", sources, settings)
+
+
+def test_columns_of_other_names_and_files_of_their_own(tmp_path: Path) -> None:
+    given = table(tmp_path / "a.csv", 30, id="key", text="words", label="kind")
+    queries = table(tmp_path / "q.csv", 5, id="key", text="words", label="kind")
+    how = ItemSettings(id_column="key", text_column="words", label_column="kind")
+    out = write_items(tmp_path / "items", ItemSources("text", given, queries, queries), how)
+    assert [len(read(out, split)["id"]) for split in ("gallery", "queries", "train")] == [30, 5, 5]
+    assert read(out, "queries")["label"] == ["c0", "c1", "c2", "c0", "c1"]
+    with pytest.raises(InputError, match="has no column text or content or body; name it with"):
+        write_items(tmp_path / "b", ItemSources("text", given), ItemSettings())
+    with pytest.raises(InputError, match="has no column 'body'; it has: key, words, kind"):
+        write_items(tmp_path / "b", ItemSources("text", given), ItemSettings(text_column="body"))
+
+
+def test_images_with_subfolders_have_classes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("cat/a.png", "cat/b.jpg", "dog/a.png", "dog/notes.txt"):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".txt":
+            path.write_text("no image", encoding="utf-8")
+        else:
+            Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+    given = str(tmp_path / "images")
+    out = write_items(tmp_path / "items", ItemSources("image", given, given), ItemSettings())
+    found = read(out, "gallery")
+    assert found["id"] == ["cat/a.png", "cat/b.jpg", "dog/a.png"]
+    assert found["label"] == ["cat", "cat", "dog"]
+    assert found["image"] == [str(tmp_path / "images" / each) for each in found["id"]]
+    with pytest.raises(InputError, match="3 items are too few to draw queries from; give --queries"):
+        write_items(tmp_path / "b", ItemSources("image", given), ItemSettings())
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("text", "/nowhere/a.csv"), "/nowhere/a.csv"),
+        (("image", "/nowhere"), "there is no folder /nowhere"),
+        (("image", "."), "has no images"),
+        (("text", "twice.csv"), "the gallery has the id 'i1' twice"),
+        (("text", "none.csv"), "has no rows"),
+    ],
+)
+def test_what_is_wrong_with_a_source_is_said(
+    given: tuple[str, str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "twice.csv").write_text("id,text\ni1,a\ni1,b\n", encoding="utf-8")
+    (tmp_path / "none.csv").write_text("id,text\n", encoding="utf-8")
+    with pytest.raises(InputError, match=says) as error:
+        write_items(tmp_path / "items", ItemSources(*given, queries=given[1]), ItemSettings())
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "items").exists(), "nothing is half-written"
+
+
+def test_settings_below_their_limits_are_refused() -> None:
+    with pytest.raises(InputError, match="part-rows must be at least 1, got 0"):
+        ItemSettings(part_rows=0)

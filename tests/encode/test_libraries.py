@@ -1,0 +1,224 @@
+"""Each kind of model against its library's own result, with models that are built here."""
+
+import http.server
+import importlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.encode.encoder import IMAGE, TEXT, Device, same_model
+from ray_backfill.encode.kinds import load_model, parse_spec
+from ray_backfill.encode.models import openai
+
+TEXTS = ["a cat", "the black cat sat on the mat", "dogs", "a", "mat sat"]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "the", "black", "cat", "sat", "on", "mat", "dogs", "find", ":"]
+
+
+def load(name: str, modality: str = TEXT) -> Any:
+    return load_model(parse_spec(name), modality, Device())
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small BERT, saved as a folder."""
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder = tmp_path_factory.mktemp("bert")
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text("\n".join(WORDS), encoding="utf-8")
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    BertModel(config).eval().save_pretrained(folder)
+    BertTokenizerFast(vocab=str(vocabulary), model_max_length=16).save_pretrained(folder)
+    return folder
+
+
+def states(folder: Path, text: str) -> Any:
+    """(n, d) vectors of the tokens of one text, without any padding."""
+    from transformers import AutoModel, AutoTokenizer
+
+    inputs = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    with torch.inference_mode():
+        return AutoModel.from_pretrained(folder)(**inputs).last_hidden_state[0].numpy()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_a_text_model_of_transformers_is_pooled_as_asked(bert: Path, pooling: str) -> None:
+    found = load(f"hf:{bert}#pooling={pooling}&batch=3").embed(TEXTS, "query")
+    pools = {"mean": lambda x: x.mean(0), "cls": lambda x: x[0], "last": lambda x: x[-1]}
+    np.testing.assert_allclose(found, [pools[pooling](states(bert, text)) for text in TEXTS], atol=1e-5)
+    unit = load(f"hf:{bert}#pooling={pooling}&normalise=yes&dims=8").embed(TEXTS, "query")
+    assert unit.shape == (5, 8)
+    assert (np.linalg.norm(unit, axis=1) < 1).all(), "it is made of length 1 before it is cut"
+
+
+def test_sentence_transformers_embed_as_their_own_encode(bert: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Normalize, Pooling, Transformer
+
+    made = SentenceTransformer(
+        modules=[Transformer(str(bert)), Pooling(16, "cls"), Normalize()],
+        prompts={"query": "find : "}, device="cpu",
+    )  # fmt: skip
+    made.save(str(tmp_path / "st"))
+    model = load(f"sentence-transformers:{tmp_path / 'st'}")
+    np.testing.assert_allclose(model.embed(TEXTS, "document"), made.encode(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(model.embed(TEXTS, "query"), made.encode(TEXTS, prompt_name="query"), atol=1e-5)
+    # The folder's own pooling and length are known to hf:, too.
+    np.testing.assert_allclose(load(f"hf:{tmp_path / 'st'}").embed(TEXTS, "query"), made.encode(TEXTS), atol=1e-5)
+    again, other = load(f"sentence-transformers:{tmp_path / 'st'}"), load(f"hf:{bert}#pooling=mean")
+    assert again.identity() == model.identity()
+    assert same_model(again.probes(), model.probes().tolist())
+    assert not same_model(other.probes(), model.probes().tolist())
+
+
+def test_another_weight_is_another_model(bert: Path, tmp_path: Path) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    model = AutoModel.from_pretrained(bert)
+    model.embeddings.word_embeddings.weight.data[4, 0] += 1e-4
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    assert load(f"hf:{tmp_path}").identity() != load(f"hf:{bert}").identity()
+
+
+def test_a_vision_model_of_transformers(tmp_path: Path) -> None:
+    from PIL import Image
+    from transformers import ViTConfig, ViTImageProcessor, ViTModel
+
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=16
+    )
+    model = ViTModel(config).eval()
+    model.save_pretrained(tmp_path)
+    processor = ViTImageProcessor(size={"height": 32, "width": 32})
+    processor.save_pretrained(tmp_path)
+    rng = np.random.default_rng(0)
+    images = [Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)) for _ in range(3)]
+    with torch.inference_mode():
+        output = model(**processor(images=images, return_tensors="pt"))
+    np.testing.assert_allclose(load(f"hf:{tmp_path}", IMAGE).embed(images, "query"), output.pooler_output, atol=1e-5)
+    found = load(f"hf:{tmp_path}#pooling=cls", IMAGE).embed(images, "query")
+    np.testing.assert_allclose(found, output.last_hidden_state[:, 0], atol=1e-5)
+
+
+def test_onnx_runtime_pools_the_vectors_of_tokens(bert: Path, tmp_path: Path) -> None:
+    helper, numpy_helper = (importlib.import_module(f"onnx.{name}") for name in ("helper", "numpy_helper"))
+    kinds: Any = importlib.import_module("onnx").TensorProto
+    table = np.random.default_rng(0).normal(size=(len(WORDS), 6)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "input_ids"], ["states"])], "g",
+        [helper.make_tensor_value_info("input_ids", kinds.INT64, ["b", "n"])],
+        [helper.make_tensor_value_info("states", kinds.FLOAT, ["b", "n", 6])],
+        [numpy_helper.from_array(table, "table")],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    made.ir_version = 10
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(InputError, match=r"has no tokenizer\.json beside it"):
+        load(f"onnx:{tmp_path / 'm.onnx'}")
+    (tmp_path / "tokenizer.json").write_bytes((bert / "tokenizer.json").read_bytes())
+    ids = [[2, 4, 7, 3], [2, 5, 6, 7, 8, 9, 5, 10, 3], [2, 11, 3], [2, 4, 3], [2, 10, 8, 3]]
+    pools: dict[str, Callable[[Any], Any]] = {
+        "mean": lambda x: x.mean(0),
+        "cls": lambda x: x[0],
+        "last": lambda x: x[-1],
+    }
+    for pooling, pool in pools.items():
+        found = load(f"onnx:{tmp_path / 'm.onnx'}#pooling={pooling}").embed(TEXTS, "query")
+        np.testing.assert_allclose(found, [pool(table[own]) for own in ids], atol=1e-6)
+    (tmp_path / "m.onnx").write_bytes(b"nothing")
+    with pytest.raises(InputError, match="cannot be loaded by ONNX Runtime"):
+        load(f"onnx:{tmp_path / 'm.onnx'}")
+
+
+class Endpoint(http.server.BaseHTTPRequestHandler):
+    """Answers as told, one entry of ``plan`` a request; then with vectors."""
+
+    plan: ClassVar[list[Any]] = []
+    asked: ClassVar[list[Any]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append((self.path, self.headers.get("Authorization"), body))
+        step = self.plan.pop(0) if self.plan else 200
+        data = [
+            {"index": i, "embedding": [float(len(text)), 1.0][: body.get("dimensions", 2)]}
+            for i, text in enumerate(body["input"])
+        ]
+        if step == "short":
+            data.pop()
+        answer = json.dumps({"data": data[::-1]} if step in (200, "short", "half") else {"error": {"message": "no"}})
+        self.send_response(step if isinstance(step, int) else 200)
+        self.send_header("Content-Length", str(len(answer)))
+        if step == 429:
+            self.send_header("Retry-After", "0.01")
+        self.end_headers()
+        self.wfile.write(answer[: len(answer) // (2 if step == "half" else 1)].encode())
+
+    def log_message(self, format: str, *arguments: Any) -> None: ...
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Endpoint]]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-not-to-be-shown")
+    monkeypatch.setattr(openai, "_FIRST_WAIT_S", 0.001)
+    Endpoint.plan, Endpoint.asked = [], []
+    yield Endpoint
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_endpoint_of_openais_protocol_is_asked_again_while_it_is_busy(endpoint: type[Endpoint]) -> None:
+    endpoint.plan = [503, 429, "half", 200]
+    found = load("openai:small#batch=3").embed(TEXTS, "query")
+    np.testing.assert_array_equal(found, [[len(text), 1] for text in TEXTS])
+    path, key, body = endpoint.asked[-1]
+    assert (path, key, body["model"]) == ("/v1/embeddings", "Bearer sk-not-to-be-shown", "small")
+    assert len(endpoint.asked) == 5, "two batches, and three that failed"
+    assert load("openai:small#dims=1").embed(TEXTS, "query").shape == (5, 1)
+    assert endpoint.asked[-1][2]["dimensions"] == 1
+    load("openai:small").embed(["x" * 10_000_000], "query")
+    assert len(endpoint.asked[-1][2]["input"][0]) == 24_000
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        ([401], r"refused openai:small: 401 Unauthorized \(no\)"),
+        (["short"], "returned 4 vectors for 5 texts"),
+        ([503] * 8, "did not answer in 8 tries .*503.*; run the same command again later"),
+    ],
+)
+def test_what_an_endpoint_refuses_is_one_line_without_the_key(
+    endpoint: type[Endpoint], plan: list[Any], says: str
+) -> None:
+    endpoint.plan = plan
+    with pytest.raises(InputError, match=says) as error:
+        load("openai:small").embed(TEXTS, "query")
+    assert "sk-not" not in str(error.value)
+
+
+def test_no_endpoint_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with pytest.raises(InputError, match="needs a key; export OPENAI_API_KEY"):
+        load("openai:small")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setattr(openai, "_FIRST_WAIT_S", 0.001)
+    with pytest.raises(InputError, match="did not answer in 8 tries"):
+        load("openai:small").embed(["a"], "query")

@@ -1,0 +1,126 @@
+"""The words that name a model, and what each wrong word says."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.encode.encoder import TEXT, Device
+from ray_backfill.encode.kinds import all_kinds, is_spec, load_model, parse_spec
+
+HERE = "python:tests.encode._models:"
+TEXTS = ["a cat", "the black cat sat on the mat", "dogs", "a"]
+
+
+def test_a_spec_is_read_and_written_again() -> None:
+    text = "hf:org/model#dims=256&pooling=cls&batch=64&dtype=bf16&prompt=query:find: &prompt=document:text: "
+    spec = parse_spec(text)
+    assert (spec.kind, spec.name, spec.dims, spec.pooling, spec.batch, spec.dtype) == (
+        "hf", "org/model", 256, "cls", 64, "bf16",
+    )  # fmt: skip
+    assert spec.prompt == {"query": "find: ", "document": "text: "}
+    assert parse_spec(str(spec)) == spec
+    assert str(parse_spec("onnx:a/b.onnx")) == "onnx:a/b.onnx"
+    assert is_spec("python:a:b")
+    assert not is_spec("embedded.parquet")
+    assert not is_spec("postgresql://host/db")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("all-MiniLM", "--new 'all-MiniLM' names no model; write one of sentence-transformers:NAME_OR_FOLDER"),
+        ("./folder:x", "names no model"),
+        ("hg:name", "unknown --new kind 'hg'"),
+        ("hf:", "lacks a name, as in hf:NAME_OR_FOLDER"),
+        ("hf:a#dim=3", "unknown option 'dim'; did you mean dims"),
+        ("hf:a#dims=many", "dims must be a number, not 'many'"),
+        ("hf:a#dims=-3", "dims must not be negative"),
+        ("hf:a#pooling=max", "unknown pooling 'max'; known: mean, cls, last"),
+        ("hf:a#dtype=int8", "unknown dtype 'int8'"),
+        ("hf:a#prompt=hello", "prompt=query:TEXT"),
+        ("hf:a#dims", "options are written as dims=256&batch=64"),
+        ("colbert:x", r"a model with several vectors for each item \(ColBERT\) cannot be replayed"),
+        ("splade:x", "a model of sparse vectors"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, says: str) -> None:
+    with pytest.raises(InputError, match=says) as error:
+        parse_spec(text, "--new")
+    assert "\n" not in str(error.value)
+
+
+def load(name: str, modality: str = TEXT) -> Any:
+    return load_model(parse_spec(name), modality, Device())
+
+
+def test_a_function_and_a_class_embed() -> None:
+    from tests.encode import _models
+
+    for name, expected in (("old", _models.old(TEXTS)), ("New", _models.New()(TEXTS, "query"))):
+        model = load(HERE + name)
+        np.testing.assert_array_equal(model.embed(TEXTS, "query"), expected)
+        assert model.embed([], "query").shape == (0, expected.shape[1])
+    assert load(HERE + "New").encoder.batch == 7
+    half = load(HERE + "old#dims=8&batch=3")
+    np.testing.assert_array_equal(half.embed(TEXTS, "query"), _models.old(TEXTS)[:, :8])
+    prompted = load(HERE + "old#prompt=query:find ")
+    np.testing.assert_array_equal(prompted.embed(["cat"], "query"), _models.old(["find cat"]))
+    np.testing.assert_array_equal(prompted.embed(["cat"], "document"), _models.old(["cat"]))
+
+
+def test_the_identity_is_that_of_the_code_and_the_options() -> None:
+    plain = load(HERE + "old").identity()
+    assert load(HERE + "old#batch=3").identity() == plain, "the batch changes nothing"
+    assert load(HERE + "old#dims=8").identity() != plain
+    assert load(HERE + "old").probes().shape == (5, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("python:nosuchmodule:x", "there is no module nosuchmodule"),
+        ("python:json", "must name a module and an object in it, as in python:mymodels:old"),
+        (HERE + "nothing", "the module tests.encode._models has no nothing"),
+        (HERE + "number", "number is int; it must take a list of texts"),
+        (HERE + "NeedsArguments", r"NeedsArguments\(\) failed: TypeError"),
+        (HERE + "wrong_number", r"returned an array of shape \(5, 4\) for 4 texts; one vector for each item"),
+        (HERE + "tokens", "such as ColBERT, cannot be replayed"),
+        (HERE + "one_number", r"returned an array of shape \(4,\), not \(4, d\)"),
+        (HERE + "not_finite", "returned a vector that is not finite; try dtype=fp32"),
+        (HERE + "fails", "failed on 4 texts: out of order"),
+        (HERE + "old#dims=99", "has only 16 dimensions; lower dims"),
+        (HERE + "grows#batch=1", "returned vectors of 4 and of 7 dimensions"),
+        ("onnx:/nowhere/model.onnx", "there is no file /nowhere/model.onnx"),
+        ("onnx:/nowhere/model.onnx#dtype=bf16", "has its own precision"),
+        ("hf:/nowhere/model", "cannot be loaded"),
+        ("sentence-transformers:x#pooling=cls", "have their own pooling; use hf:"),
+    ],
+)
+def test_a_model_that_cannot_serve_is_refused_in_one_line(
+    name: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match=says) as error:
+        load(name).embed(TEXTS, "query")
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_of_texts_embeds_no_images() -> None:
+    with pytest.raises(InputError, match="openai:m embeds texts, not images"):
+        load("openai:m", "image")
+
+
+def test_a_library_that_is_missing_is_named_with_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
+    with pytest.raises(InputError, match=r"needs sentence_transformers.*: python -m pip install sentence-transformers"):
+        load("sentence-transformers:x")
+
+
+def test_every_kind_explains_itself() -> None:
+    assert next(iter(all_kinds())) == "sentence-transformers"
+    for kind in all_kinds().values():
+        assert kind.example.startswith(f"{kind.name}:")
+        assert kind.explains.endswith(".")
+        assert kind.modalities

@@ -1,0 +1,142 @@
+"""Embedding on real Ray actors: the models' own vectors, no part done twice, and one command to a report."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from ray_backfill.cli.main import _main
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.stages import OtherSettingsError, read_json, write_json
+from ray_backfill.data.folder import read_folder
+from ray_backfill.encode.items import ItemSettings, ItemSources, write_items
+from ray_backfill.encode.kinds import parse_spec
+from ray_backfill.encode.part import EncodeRequest
+from ray_backfill.encode.stage import embed_items
+from ray_backfill.workers.settings import EmbedActors
+from tests.encode import _models
+
+OLD, NEW = "python:tests.encode._models:old", "python:tests.encode._models:New"
+ANIMALS = ["cat", "dog", "bird", "fish", "horse", "cow", "sheep", "goat", "duck", "mouse"]
+
+
+def corpus(path: Path, rows: int = 120) -> str:
+    rng = np.random.default_rng(0)
+    texts = [f"{ANIMALS[row % 10]} {' '.join(rng.choice(ANIMALS, rng.integers(1, 6)))}" for row in range(rows)]
+    items = [{"id": f"i{row}", "text": text, "label": ANIMALS[row % 10]} for row, text in enumerate(texts)]
+    items[7]["text"] = " "
+    path.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
+    return str(path)
+
+
+def request(items: Path, old: str = OLD, new: str = NEW, modality: str = "text") -> EncodeRequest:
+    return EncodeRequest(items, modality, {"old": parse_spec(old), "new": parse_spec(new)})
+
+
+@pytest.fixture
+def items(tmp_path: Path) -> Path:
+    sources = ItemSources("text", corpus(tmp_path / "corpus.jsonl"))
+    return write_items(tmp_path / "items", sources, ItemSettings(draw_queries=12, draw_train=24, part_rows=20))
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_vectors_are_the_models_own_and_no_part_is_done_twice(tmp_path: Path, items: Path) -> None:
+    out = embed_items(tmp_path / "e", request(items), EmbedActors(number=2))
+    folder = read_folder(out)
+    assert folder.queries is not None
+    assert folder.train is not None
+    assert len(folder.gallery) + len(folder.queries) + len(folder.train) == 119
+    for split in (folder.gallery, folder.queries, folder.train):
+        texts = split.column("text").to_pylist()
+        np.testing.assert_array_equal(split.old, _models.old(texts))
+        np.testing.assert_array_equal(split.new, _models.New()(texts, "document"))
+    broken = pq.read_table(out / "broken.parquet").to_pylist()
+    assert [(row["id"], row["reason"]) for row in broken] == [("i7", "its text is empty")]
+    facts = read_json(out / "manifest.json")
+    assert (facts["items"], facts["broken_items"], facts["finished"]) == (119, 1, True)
+    parts = sorted(out.glob("*/part-*.parquet"))
+    before = {part: (part.read_bytes(), part.stat().st_mtime_ns) for part in parts}
+    assert len(parts) == 8
+    assert embed_items(out, request(items), EmbedActors()) == out
+    # As after a kill: one part is missing.
+    parts[1].unlink()
+    write_json(out / "manifest.json", facts | {"finished": False})
+    embed_items(out, request(items), EmbedActors(number=2))
+    for part, (content, written) in before.items():
+        assert part.read_bytes() == content
+        assert (part.stat().st_mtime_ns == written) == (part != parts[1])
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_another_model_is_refused(tmp_path: Path, items: Path) -> None:
+    out = embed_items(tmp_path / "e", request(items), EmbedActors(number=1))
+    with pytest.raises(OtherSettingsError, match=r"models\.new\.dims: 0 there, 8 requested"):
+        embed_items(out, request(items, new=f"{NEW}#dims=8"), EmbedActors())
+    probes = read_json(out / "probes.json")
+    probes["old"][0][0] += 0.1
+    write_json(out / "probes.json", probes)
+    write_json(out / "manifest.json", read_json(out / "manifest.json") | {"finished": False})
+    with pytest.raises(InputError, match="the old model gives other vectors than when"):
+        embed_items(out, request(items), EmbedActors())
+    with pytest.raises(InputError, match="--old and --new are the same model"):
+        embed_items(tmp_path / "f", request(items, new=OLD), EmbedActors())
+    with pytest.raises(InputError, match="failed on 5 texts: out of order"):
+        embed_items(tmp_path / "g", request(items, new="python:tests.encode._models:fails"), EmbedActors())
+    with pytest.raises(InputError, match=r"failed on .* texts: not this one"):
+        embed_items(tmp_path / "h", request(items, new="python:tests.encode._models:chokes"), EmbedActors())
+    assert not list((tmp_path / "h").glob("*/.*.tmp"))
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_images_are_embedded_and_broken_ones_listed(tmp_path: Path) -> None:
+    rng, root = np.random.default_rng(0), tmp_path / "images"
+    for row in range(40):
+        path = root / f"c{row % 4}" / f"{row}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        colour = rng.integers(0, 60, 3) + 60 * (row % 4)
+        Image.fromarray(np.broadcast_to(colour.astype(np.uint8), (12, 10, 3)).copy()).save(path)
+    (root / "c0" / "0.png").write_bytes((root / "c0" / "4.png").read_bytes()[:40])
+    items = write_items(tmp_path / "items", ItemSources("image", str(root)), ItemSettings(part_rows=16))
+    models = "python:tests.encode._models:pixels", "python:tests.encode._models:means"
+    out = embed_items(tmp_path / "e", request(items, *models, "image"), EmbedActors(number=1))
+    folder = read_folder(out)
+    assert (folder.gallery.old.shape[1], folder.gallery.new.shape[1]) == (48, 3)
+    (broken,) = pq.read_table(out / "broken.parquet").to_pylist()
+    assert broken["id"] == "c0/0.png"
+    name = str(folder.gallery.id[0])
+    np.testing.assert_array_equal(folder.gallery.new[0], _models.means([Image.open(root / name)])[0])
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_one_command_leads_from_two_words_to_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--old", OLD, "--new", NEW, "--texts", corpus(tmp_path / "c.jsonl", 200), "--out", str(tmp_path / "run")]
+    words += ["--methods", "offline", "procrustes_gallery", "--metrics", "mAP@100", "--items.draw-train", "50"]
+    _main(["simulate", *words])
+    shown = capsys.readouterr().out
+    assert "mAP@100 while the gallery is backfilled" in shown
+    assert (tmp_path / "run" / "results" / "report.html").exists()
+    if "next: " in shown:
+        following = " ".join(shown[shown.index("next: ") :].split())
+        assert f"ray-backfill drill --data {tmp_path / 'run'}/embeddings" in following
+        assert "--old" not in following
+    _main(["embed", *words[:8], *words[-2:]])
+    assert f"embeddings: {tmp_path / 'run' / 'embeddings'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--old", OLD, "--texts", "a.csv"], "missing: --new STR"),
+        (["--old", OLD, "--new", "MiniLM", "--texts", "a.csv"], "--new 'MiniLM' names no model"),
+        (["--old", OLD, "--new", NEW, "--texts", "a.csv", "--images", "b"], "give --texts or --images"),
+        (["--old", OLD, "--new", "openai:x", "--images", "."], "has no images"),
+    ],
+)
+def test_wrong_words_are_refused(words: list[str], says: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=says):
+        _main(["simulate", *words])
