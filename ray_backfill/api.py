@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ray_backfill.compare.report import Results
     from ray_backfill.data.folder import EmbeddingFolder
     from ray_backfill.data.write import Arrays
+    from ray_backfill.encode.items import ItemSettings
     from ray_backfill.forecast.report import ForecastResults
     from ray_backfill.learn.methods import Method
     from ray_backfill.learn.training.settings import FitSettings
@@ -91,6 +92,50 @@ def simulate(
         how |= {"truth": ("new-top1",)}
     with _data_of(data, {"old": old, "new": new, "label": label}, out) as folder:
         return _simulate(folder, out, how, fits, {"device": device, "shards": shards}, overwrite)
+
+
+def embed(
+    old: "str | Callable[..., Any]",
+    new: "str | Callable[..., Any]",
+    *,
+    out: str | Path,
+    texts: str | Path = "",
+    images: str | Path = "",
+    queries: str | Path = "",
+    train: str | Path = "",
+    items: "ItemSettings | None" = None,
+    overwrite: bool = False,
+) -> "EmbeddingFolder":
+    """Embed texts or images with two models, as ``ray-backfill embed --old --new`` does, for ``simulate``.
+
+    Args:
+        old: The model that serves now: words such as "sentence-transformers:all-MiniLM-L6-v2" (docs/models.md), or a
+            function that turns a list of texts, or of PIL images, into an array.
+        new: The model that will replace it. If either is a function, this process embeds everything, without Ray.
+        out: Folder of the run. The same call continues a run that was stopped.
+        texts: A table of texts (CSV, JSON lines, Parquet, a database) or a folder as BEIR has it; or instead
+        images: a folder of images, whose subfolders are classes.
+        queries: Queries of the same kind. Without them, a part of the items is drawn.
+        train: Items on which maps are fitted; drawn if queries are drawn.
+        items: Names of columns, and how many items are drawn.
+        overwrite: Replace what ``out`` has of other settings.
+
+    Raises:
+        InputError: A model or a source cannot be used.
+    """
+    from ray_backfill.data.folder import read_folder
+    from ray_backfill.encode.items import ItemSettings, ItemSources
+    from ray_backfill.encode.kinds import parse_spec
+    from ray_backfill.encode.stage import embed_two
+
+    if bool(texts) == bool(images):
+        raise InputError("give texts or images: what the two models embed")
+    sources = ItemSources("text" if texts else "image", str(texts or images), str(queries), str(train))
+    given = {
+        name: parse_spec(each, name) if isinstance(each, str) else each for name, each in (("old", old), ("new", new))
+    }
+    with _running(out, "rb.embed(...)", {}, overwrite) as context:
+        return read_folder(embed_two(context, given, sources, items or ItemSettings()))
 
 
 @contextmanager

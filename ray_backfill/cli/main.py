@@ -37,6 +37,7 @@ _LISTS = {
     "metrics": ("ray_backfill.engine.metrics", "metric_forms"),
     "recipes": ("ray_backfill.recipes", "all_recipes"),
     "sources": ("ray_backfill.data.sources", "all_kinds"),
+    "models": ("ray_backfill.encode.kinds", "all_kinds"),
 }
 _HELP = ("-h", "--help")
 
@@ -114,8 +115,8 @@ def _names(listed: str) -> Iterable[str]:
     if listed == "orders":
         note = " (upper bound: it uses the result)"
         return (order.name + note * order.is_oracle for order in _listed("orders").values())
-    if listed == "sources":
-        return (kind.example for kind in _listed("sources"))
+    if listed in ("sources", "models"):
+        return (kind.example for kind in (_listed("sources") if listed == "sources" else _listed("models").values()))
     return iter(_listed(listed))
 
 

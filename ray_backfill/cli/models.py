@@ -57,14 +57,10 @@ def models_options(kind: type[ModelsJob], arguments: Sequence[str]) -> Options:
 
 def embedded(request: tuple[dict[str, Spec], ItemSources], job: ModelsJob, context: Context) -> Path:
     """The folder of embeddings by both models: OUT/embeddings. Finished parts are used again."""
-    from ray_backfill.encode.items import write_items
-    from ray_backfill.encode.part import EncodeRequest
-    from ray_backfill.encode.stage import embed_items
+    from ray_backfill.encode.stage import embed_two
 
     specs, sources = request
-    items = write_items(context.out / "items", sources, job.items, context.overwrite)
-    wanted = EncodeRequest(items, sources.modality, specs)
-    return embed_items(context.out / "embeddings", wanted, context.actors, context.overwrite)
+    return embed_two(context, specs, sources, job.items)
 
 
 def has_truth(data: Path) -> bool:

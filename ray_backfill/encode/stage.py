@@ -5,7 +5,7 @@ what determines both models: hashes of weights and configuration, and the option
 fixed probes are kept in probes.json, and every actor compares its own model with them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +13,55 @@ import numpy as np
 import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import say, step
+from ray_backfill.core.progress import say, step, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import open_checked
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, remove_halves, write_json
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import Device, Model, same_model
-from ray_backfill.encode.items import items_fingerprint
+from ray_backfill.encode.items import ItemSettings, ItemSources, items_fingerprint, write_items
 from ray_backfill.encode.kinds import load_model
-from ray_backfill.encode.part import EncodeRequest, Rows, broken_in
-from ray_backfill.workers.settings import EmbedActors
+from ray_backfill.encode.models.python import model_of
+from ray_backfill.encode.part import EncodeRequest, Rows, broken_in, embed_part
+from ray_backfill.encode.spec import Spec
+from ray_backfill.engine.replay import usable_cpus
+from ray_backfill.workers.settings import Context, EmbedActors
 
 
-def embed_items(folder: Path, request: EncodeRequest, actors: EmbedActors, overwrite: bool = False) -> Path:
+def embed_two(
+    context: Context, models: Mapping[str, Spec | Callable[..., Any]], sources: ItemSources, settings: ItemSettings
+) -> Path:
+    """Read the items into OUT/items and embed them into OUT/embeddings. models: column -> spec, or a function of this
+    process, which then embeds everything by itself.
+    """
+    items = write_items(context.out / "items", sources, settings, context.overwrite)
+    given = {
+        name: each if isinstance(each, Spec) else model_of(each, sources.modality) for name, each in models.items()
+    }
+    specs = {name: each if isinstance(each, Spec) else each.spec for name, each in given.items()}
+    request = EncodeRequest(items, sources.modality, specs)
+    here = None
+    if not all(isinstance(each, Spec) for each in given.values()):
+        here = {
+            name: load_model(each, sources.modality, Device("cpu", usable_cpus())) if isinstance(each, Spec) else each
+            for name, each in given.items()
+        }
+    return embed_items(context.out / "embeddings", request, context.actors, context.overwrite, here)
+
+
+def embed_items(
+    folder: Path, request: EncodeRequest, actors: EmbedActors, overwrite: bool = False,
+    here: Mapping[str, Model] | None = None,
+) -> Path:  # fmt: skip
     """Embed all items with both models, or what is left of them; returns the folder.
 
-    Items that cannot be read or are empty are left out and listed in ``broken.parquet``.
+    Items that cannot be read or are empty are left out and listed in ``broken.parquet``. here: models of this process,
+    which embeds everything by itself; None: actors load those of the request.
 
     Raises:
         InputError: A model cannot be loaded, fails, or is another one than that of the finished parts.
     """
-    models = _loaded(request)
+    models = _loaded(request) if here is None else here
     identities = {name: model.identity() for name, model in models.items()}
     if len({str(identity) for identity in identities.values()}) < len(identities):
         raise InputError("--old and --new are the same model; there is no upgrade")
@@ -41,14 +69,16 @@ def embed_items(folder: Path, request: EncodeRequest, actors: EmbedActors, overw
     if begin_stage(folder, key, overwrite):
         return folder
     probes = _checked_probes(folder, models)
-    del models  # the actors load their own
     parts = request.parts()
     missing = [(split, path) for split, path in parts if not (folder / f"{split}.parquet" / path.name).exists()]
     sizes = {path: open_checked(path).metadata.num_rows for _, path in parts}
     facts: dict[str, Any] = {}
-    if missing:
+    if missing and here is not None:
+        _embed_here(folder, missing, sizes, here, request.modality)
+    elif missing:
         from ray_backfill.encode.ray import embed_parts
 
+        del models  # the actors load their own
         facts = embed_parts(folder, request, missing, sizes, probes, actors)
     broken = [row for split, path in parts for row in broken_in(folder / f"{split}.parquet" / path.name, split)]
     columns = {name: pa.array([row[name] for row in broken], pa.string()) for name in ("split", "id", "reason")}
@@ -59,6 +89,16 @@ def embed_items(folder: Path, request: EncodeRequest, actors: EmbedActors, overw
         say(f"{len(broken):,} of {total:,} items were left out: {broken[0]['id']}: {broken[0]['reason']}")
     finish_stage(folder, {"items": total - len(broken), "broken_items": len(broken)} | facts)
     return folder
+
+
+def _embed_here(
+    folder: Path, missing: list[tuple[str, Path]], sizes: Mapping[Path, int], models: Mapping[str, Model], modality: str
+) -> None:
+    total = sum(sizes.values())
+    with task("embed", total, f"{modality}s", done=total - sum(sizes[path] for _, path in missing)) as bar:
+        for split, path in missing:
+            write_parquet(folder / f"{split}.parquet" / path.name, embed_part(path, split, models))
+            bar.advance(sizes[path])
 
 
 def _made_from(request: EncodeRequest) -> dict[str, str]:

@@ -4,12 +4,12 @@ import hashlib
 import importlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.encode.encoder import IMAGE, TEXT, Device, Encoder, ModelKind
+from ray_backfill.encode.encoder import IMAGE, TEXT, Device, Encoder, Model, ModelKind
 from ray_backfill.encode.spec import Spec
 
 
@@ -26,10 +26,18 @@ class PythonModel:
         return self._call(list(items), side) if self._takes_side else self._call(list(items))
 
     def identity(self) -> dict[str, Any]:
-        own = getattr(self._call, "identity", None)
-        source = Path(self._module.__file__).read_bytes() if getattr(self._module, "__file__", None) else b""
-        mark = hashlib.blake2b(source, digest_size=12).hexdigest()
+        own, file = getattr(self._call, "identity", None), getattr(self._module, "__file__", None)
+        mark = hashlib.blake2b(Path(file).read_bytes() if file else b"", digest_size=12).hexdigest()
         return {"object": self._name, "source": mark} | ({"own": own()} if own else {})
+
+
+def model_of(given: Callable[..., Any], modality: str) -> Model:
+    """A function or an object of this process as a model."""
+    name = getattr(given, "__qualname__", type(given).__qualname__)
+    module = sys.modules.get(getattr(given, "__module__", ""))
+    return Model(
+        Spec("python", f"{getattr(module, '__name__', '')}:{name}"), modality, PythonModel(module, name, given)
+    )
 
 
 def _load(spec: Spec, modality: str, device: Device) -> Encoder:
