@@ -9,6 +9,8 @@ from ray_backfill.drill.plan import DrillPlan
 from ray_backfill.drill.settings import LiveSettings, TrafficSettings
 from ray_backfill.drill.shard import ShardPlace
 from ray_backfill.drill.traffic import Sender
+from ray_backfill.encode.encoder import Device
+from ray_backfill.encode.spec import Spec
 from ray_backfill.engine.merges import Merge
 from ray_backfill.engine.systems import FloatArray, GroundTruth
 from ray_backfill.workers.settings import EmbedActors
@@ -31,6 +33,20 @@ class FromImages:
 
 
 @dataclass(frozen=True)
+class FromItems:
+    """Items are texts or images of a user, which models embed as they are. items: folder of ``encode.items``. specs:
+    model -> its spec. gallery: has the items' ids, in their order. path: where modules of the user are found.
+    """
+
+    items: Path
+    modality: str
+    specs: dict[str, Spec]
+    gallery: StoredSplit
+    device: Device
+    path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class FromStore:
     """Items are rows of a gallery that already has the new embeddings; the backfill only moves them."""
 
@@ -46,7 +62,7 @@ class PartsJob:
     """
 
     drill: Path
-    source: FromImages | FromStore
+    source: FromImages | FromItems | FromStore
     old: tuple[str, ...]
     new: tuple[str, ...]
     actors: EmbedActors

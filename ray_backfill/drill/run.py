@@ -4,6 +4,7 @@ Folders of a run: maps; live (plan, parts, journal, answers, events, then tables
 has backbones, and before: the data contract, with the gallery embedded by the old model only.
 """
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -24,7 +25,7 @@ from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import write_table
 from ray_backfill.core.stages import OtherSettingsError, begin_stage, finish_stage, look_at_stage, note_facts, read_json
 from ray_backfill.data.folder import read_folder
-from ray_backfill.drill.jobs import FromImages, FromStore, LiveJob, PartsJob, Questions, ShardJob
+from ray_backfill.drill.jobs import FromImages, FromItems, FromStore, LiveJob, PartsJob, Questions, ShardJob
 from ray_backfill.drill.journal import Journal, Started, of_type
 from ray_backfill.drill.parts import BadPartError
 from ray_backfill.drill.plan import DrillPlan, make_plan, read_plan, write_plan
@@ -33,6 +34,9 @@ from ray_backfill.drill.results import depth, drill_tables
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.drill.shard import ShardPlace, shard_edges
 from ray_backfill.drill.tables import TABLES, DrillFacts
+from ray_backfill.encode.encoder import Device
+from ray_backfill.encode.items import ItemSettings, ItemSources
+from ray_backfill.encode.spec import Spec
 from ray_backfill.engine.index import check_index, make_partition
 from ray_backfill.engine.merges import Merge, all_merges
 from ray_backfill.engine.orders import find_order
@@ -59,6 +63,34 @@ def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: Li
         comparison = resolve(read_folder(data, models_of([method])), evaluation.named, fits, to_come=())
     gallery = comparison.folder.gallery
     return run_resolved(comparison, method, FromStore(gallery.stored, len(gallery)), fits, live, context)
+
+
+def drill_models(
+    specs: Mapping[str, Spec], sources: ItemSources, settings: ItemSettings, evaluation: Evaluation, fits: FitSettings,
+    live: LiveSettings, context: Context,
+) -> Path:  # fmt: skip
+    """Backfill texts or images under traffic: the old model has embedded the gallery, the new one embeds it meanwhile.
+
+    specs: "old" and "new". Raises InputError: see ``drill_recipe``.
+    """
+    from ray_backfill.encode.stage import embed_two
+    from ray_backfill.workers.session import session
+
+    method, evaluation = check_drill(evaluation, live)
+    needed, actors = models_of([method]), context.actors
+    if lacking := [name for name in needed if name not in specs]:
+        raise InputError(f"{method.name} needs a model {lacking[0]!r}; choose another --live.method")
+    with session():
+        number, on_gpu = check_room(live, actors)
+        before = embed_two(context, specs, sources, settings, tuple(old_models(method)))
+        folder = read_folder(before, needed, gallery_needs=("old",))
+        device = Device("cuda" if on_gpu else "cpu", max(1, int(actors.cpus)))
+        source = FromItems(
+            context.out / "items", sources.modality, dict(specs), folder.gallery.stored, device, tuple(sys.path)
+        )
+        comparison = resolve(folder, evaluation.named, fits, to_come=needed)
+        context = replace(context, actors=replace(actors, number=number))
+        return run_resolved(comparison, method, source, fits, live, context)
 
 
 def check_drill(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Evaluation]:
@@ -100,8 +132,8 @@ def check_room(live: LiveSettings, actors: EmbedActors, with_models: bool = True
 
 
 def run_resolved(
-    comparison: Comparison, method: Method, source: FromImages | FromStore, fits: FitSettings, live: LiveSettings,
-    context: Context, recipe: Mapping[str, Any] | None = None,
+    comparison: Comparison, method: Method, source: FromImages | FromItems | FromStore, fits: FitSettings,
+    live: LiveSettings, context: Context, recipe: Mapping[str, Any] | None = None,
 ) -> Path:  # fmt: skip
     """Run the drill of a resolved comparison, or what is left of it; returns its folder.
 
@@ -114,7 +146,7 @@ def run_resolved(
     from ray_backfill.workers.session import session
 
     with session():
-        check_room(live, context.actors, isinstance(source, FromImages))
+        check_room(live, context.actors, not isinstance(source, FromStore))
         comparison, _ = fit_maps(comparison, fits, context)
         if comparison.left_out:
             raise InputError(f"{method.name}: {comparison.left_out[0].reason}")

@@ -27,11 +27,18 @@ Rows = list[list[float]]
 
 @dataclass(frozen=True)
 class EncodeRequest:
-    """What to embed. items: folder of ``write_items``. models: column -> spec, "old" and "new"."""
+    """What to embed. items: folder of ``write_items``. models: column -> spec, "old" and "new". of_gallery: those that
+    embed the gallery; none: all.
+    """
 
     items: Path
     modality: str
     models: Mapping[str, Spec]
+    of_gallery: tuple[str, ...] = ()
+
+    def models_of(self, split: str) -> tuple[str, ...]:
+        """The columns of vectors of a split."""
+        return self.of_gallery if split == "gallery" and self.of_gallery else tuple(self.models)
 
     def parts(self) -> list[tuple[str, Path]]:
         """Split and file of each part of the items."""
@@ -45,7 +52,7 @@ class EncodeRequest:
 def embed_part(items: Path, split: str, models: Mapping[str, Model], threads: int = 1) -> pa.Table:
     """The table of a part. items: its file. Raises InputError if a model fails, or nothing can be embedded."""
     table = pq.read_table(items)
-    contents, broken = _contents(table, threads)
+    contents, broken = contents_of(table, threads)
     kept = np.array([i for i in range(len(table)) if i not in broken], np.int64)
     if not len(kept):
         first = next(iter(broken.values()))
@@ -64,7 +71,7 @@ def broken_in(part: Path, split: str) -> list[dict[str, str]]:
     return [{"split": split, "id": item, "reason": reason} for item, reason in listed]
 
 
-def _contents(table: pa.Table, threads: int) -> tuple[Sequence[Any], dict[int, str]]:
+def contents_of(table: pa.Table, threads: int) -> tuple[Sequence[Any], dict[int, str]]:
     """What the models take, and the rows that are broken, with the reason."""
     if TEXT in table.column_names:
         texts = table["text"].to_pylist()

@@ -89,7 +89,8 @@ class _Embedder:
         try:
             if self._problem:
                 raise InputError(self._problem)
-            table = embed_part(path, split, self._models, self._job.device.threads)
+            models = {name: self._models[name] for name in self._job.request.models_of(split)}
+            table = embed_part(path, split, models, self._job.device.threads)
             write_parquet(Path(self._job.folder) / f"{split}.parquet" / path.name, table)
         except InputError as error:  # Ray Data would wrap it in a long traceback and lose its type
             return {"items": 0, "seconds": 0.0, "problem": str(error)}

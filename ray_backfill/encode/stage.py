@@ -29,24 +29,27 @@ from ray_backfill.workers.settings import Context, EmbedActors
 
 
 def embed_two(
-    context: Context, models: Mapping[str, Spec | Callable[..., Any]], sources: ItemSources, settings: ItemSettings
-) -> Path:
+    context: Context, models: Mapping[str, Spec | Callable[..., Any]], sources: ItemSources, settings: ItemSettings,
+    of_gallery: tuple[str, ...] = (),
+) -> Path:  # fmt: skip
     """Read the items into OUT/items and embed them into OUT/embeddings. models: column -> spec, or a function of this
-    process, which then embeds everything by itself.
+    process, which then embeds everything by itself. of_gallery: before a drill, the models that embed the gallery;
+    the folder is then OUT/before.
     """
     items = write_items(context.out / "items", sources, settings, context.overwrite)
     given = {
         name: each if isinstance(each, Spec) else model_of(each, sources.modality) for name, each in models.items()
     }
     specs = {name: each if isinstance(each, Spec) else each.spec for name, each in given.items()}
-    request = EncodeRequest(items, sources.modality, specs)
+    request = EncodeRequest(items, sources.modality, specs, of_gallery)
     here = None
     if not all(isinstance(each, Spec) for each in given.values()):
         here = {
             name: load_model(each, sources.modality, Device("cpu", usable_cpus())) if isinstance(each, Spec) else each
             for name, each in given.items()
         }
-    return embed_items(context.out / "embeddings", request, context.actors, context.overwrite, here)
+    folder = context.out / ("before" if of_gallery else "embeddings")
+    return embed_items(folder, request, context.actors, context.overwrite, here)
 
 
 def embed_items(
@@ -65,7 +68,9 @@ def embed_items(
     identities = {name: model.identity() for name, model in models.items()}
     if len({str(identity) for identity in identities.values()}) < len(identities):
         raise InputError("--old and --new are the same model; there is no upgrade")
-    key = RunKey("encoded", {"modality": request.modality, "models": identities}, _made_from(request))
+    settings = {"modality": request.modality, "models": identities}
+    settings |= {"of_gallery": list(request.of_gallery)} if request.of_gallery else {}
+    key = RunKey("encoded", settings, {"items": items_fingerprint(request.items)})
     if begin_stage(folder, key, overwrite):
         return folder
     probes = _checked_probes(folder, models)
@@ -74,7 +79,7 @@ def embed_items(
     sizes = {path: open_checked(path).metadata.num_rows for _, path in parts}
     facts: dict[str, Any] = {}
     if missing and here is not None:
-        _embed_here(folder, missing, sizes, here, request.modality)
+        _embed_here(folder, request, missing, sizes, here)
     elif missing:
         from ray_backfill.encode.ray import embed_parts
 
@@ -92,17 +97,17 @@ def embed_items(
 
 
 def _embed_here(
-    folder: Path, missing: list[tuple[str, Path]], sizes: Mapping[Path, int], models: Mapping[str, Model], modality: str
-) -> None:
+    folder: Path, request: EncodeRequest, missing: list[tuple[str, Path]], sizes: Mapping[Path, int],
+    models: Mapping[str, Model],
+) -> None:  # fmt: skip
     total = sum(sizes.values())
-    with task("embed", total, f"{modality}s", done=total - sum(sizes[path] for _, path in missing)) as bar:
+    with task("embed", total, f"{request.modality}s", done=total - sum(sizes[path] for _, path in missing)) as bar:
         for split, path in missing:
-            write_parquet(folder / f"{split}.parquet" / path.name, embed_part(path, split, models))
+            write_parquet(
+                folder / f"{split}.parquet" / path.name,
+                embed_part(path, split, {name: models[name] for name in request.models_of(split)}),
+            )
             bar.advance(sizes[path])
-
-
-def _made_from(request: EncodeRequest) -> dict[str, str]:
-    return {"items": items_fingerprint(request.items)}
 
 
 def _loaded(request: EncodeRequest) -> dict[str, Model]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
@@ -121,8 +122,7 @@ def test_one_command_leads_from_two_words_to_a_report(tmp_path: Path, capsys: py
     assert (tmp_path / "run" / "results" / "report.html").exists()
     if "next: " in shown:
         following = " ".join(shown[shown.index("next: ") :].split())
-        assert f"ray-backfill drill --data {tmp_path / 'run'}/embeddings" in following
-        assert "--old" not in following
+        assert f"ray-backfill drill --old {OLD} --new {NEW}" in following
     _main(["embed", *words[:8], *words[-2:]])
     assert f"embeddings: {tmp_path / 'run' / 'embeddings'}" in capsys.readouterr().out
 
@@ -140,3 +140,29 @@ def test_wrong_words_are_refused(words: list[str], says: str, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=says):
         _main(["simulate", *words])
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_drill_embeds_the_texts_while_the_old_model_serves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--old", OLD, "--new", NEW, "--texts", corpus(tmp_path / "c.jsonl", 200), "--out", str(tmp_path / "run")]
+    words += ["--items.draw-train", "50", "--live.method", "procrustes_gallery", "--live.shards.number", "1"]
+    words += ["--live.traffic.warm-up-s", "0.2", "--live.traffic.rate-per-s", "20", "--points", "3"]
+    _main(["drill", *words])
+    shown = capsys.readouterr().out
+    assert "0 violations" in shown
+    before = read_folder(tmp_path / "run" / "before", gallery_needs=("old",))
+    assert list(before.gallery.vectors) == ["old"]
+    live = tmp_path / "run" / "live"
+    quality, replayed = (pd.read_parquet(live / f"{name}.parquet") for name in ("quality", "replayed"))
+    both = quality.merge(replayed, on=["metric", "t"])
+    assert len(both) == 6
+    np.testing.assert_array_equal(both["live"], both["value"])
+    texts = before.gallery.column("text").to_pylist()
+    parts = [pq.read_table(part) for part in (tmp_path / "run" / "live" / "parts").glob("*.parquet")]
+    embedded = {
+        at: row for part in parts for at, row in zip(part["position"].to_pylist(), part["new"].to_pylist(), strict=True)
+    }
+    assert sorted(embedded) == list(range(len(texts)))
+    np.testing.assert_array_equal([embedded[at] for at in range(len(texts))], _models.New()(texts, "document"))

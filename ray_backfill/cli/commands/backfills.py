@@ -213,24 +213,40 @@ class DrillFolderJob(FolderJob, ExitCode):
     live: LiveSettings = field(default_factory=LiveSettings)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DrillModelsJob(ModelsJob, ExitCode):
+    """A live backfill of texts or images: the new model embeds them while the old one serves."""
+
+    evaluation: Evaluation = field(default_factory=Evaluation.of_folder)
+    fits: FitSettings = field(default_factory=FitSettings.of_folder)
+    workers: Workers = field(default_factory=Workers)
+    live: LiveSettings = field(default_factory=LiveSettings)
+
+
 def drill_options(arguments: Sequence[str]) -> Options:
-    """The options for a folder of embeddings or for a recipe."""
+    """The options for two models, for a folder of embeddings or for a recipe."""
+    if names_models(arguments):
+        return models_options(DrillModelsJob, arguments)
     return run_options(arguments, DrillFolderJob, DrillJob)
 
 
-def run_drill(job: DrillFolderJob | DrillJob) -> None:
+def run_drill(job: DrillFolderJob | DrillModelsJob | DrillJob) -> None:
     """Run the drill, print its table and the path of the report."""
     check_names(job)
     from ray_backfill.drill.report import print_live_table
     from ray_backfill.drill.report.drill_folder import read_drill
     from ray_backfill.drill.report.sentences import decide
-    from ray_backfill.drill.run import drill_folder
+    from ray_backfill.drill.run import drill_folder, drill_models
     from ray_backfill.recipes.run.pipeline import drill_recipe
 
     if isinstance(job, DrillFolderJob):
         data = absolute("--data", job.data)
         with running(job) as context:
             results = drill_folder(data, job.evaluation, job.fits, job.live, context)
+    elif isinstance(job, DrillModelsJob):
+        specs, sources = job.checked()
+        with running(job) as context:
+            results = drill_models(specs, sources, job.items, job.evaluation, job.fits, job.live, context)
     else:
         settings = prepared(job).settings
         with running(job) as context:

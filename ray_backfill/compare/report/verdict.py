@@ -161,19 +161,10 @@ def next_command(results: ResultsData) -> str:
     if traits.methods[best.method].recalls or traits.merges[best.merge].by_rank:
         return ""
     kept = [each for each in given if each[0] not in NOT_OF_DRILL]
-    if names & {"--texts", "--images"}:  # the models have embedded everything
-        out = dict(given).get("--out", ["runs/models"])
-        kept = [("--data", [f"{out[0]}/embeddings"]), *(each for each in kept if not _of_models(each[0]))]
     if metrics := [each for each in dict(given).get("--metrics", []) if "@" in each or each == "mAP"]:
         kept.append(("--metrics", metrics))
     chosen = [("--orders", [best.order]), ("--merges", [best.merge]), ("--live.method", [best.method])]
     return _command("drill", kept + chosen)
-
-
-def _of_models(option: str) -> bool:
-    """Whether an option says what two models embed."""
-    given = ("--old", "--new", "--texts", "--images", "--queries", "--train")
-    return option in given or option.split(".")[0] in ("--items", "--actors")
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -8,6 +8,7 @@ failures of actors and of files.
 import logging
 import os
 import queue
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,15 +20,21 @@ from time import sleep, time
 from uuid import uuid4
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import ray
 import ray.data
 from ray.actor import ActorHandle
 
-from ray_backfill.drill.jobs import FromImages, FromStore, PartsJob
+from ray_backfill.data.columns import part_files
+from ray_backfill.drill.jobs import FromImages, FromItems, FromStore, PartsJob
 from ray_backfill.drill.parts import BadPartError, Embedded, part_path, read_broken, read_part, set_aside, write_part
 from ray_backfill.drill.plan import DrillPlan, read_plan
 from ray_backfill.drill.settings import ThrottleSettings
 from ray_backfill.drill.throttle import TokenBucket
+from ray_backfill.encode.encoder import Model
+from ray_backfill.encode.kinds import load_model
+from ray_backfill.encode.part import contents_of
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.reading import read_ahead
@@ -37,6 +44,8 @@ from ray_backfill.workers.waiting import answer_of
 _NICE = 10
 # Number of times the embeddings of an operation are rebuilt before the drill is aborted.
 _ATTEMPTS = 3
+# Texts or images of a user that are embedded before the throttle is asked again.
+_ITEMS = 64
 # Seconds between checks of the actors while waiting for embeddings; seconds that the pipeline may take to stop.
 _LOOK_S, _STOP_S = 1.0, 20.0
 
@@ -80,7 +89,10 @@ def embed_operations(numbers: Sequence[int], job: PartsJob, pacer: ActorHandle) 
     """Embed and store these operations; yields each number once its file exists, roughly in this order."""
     if not numbers:
         return
-    on_gpu = isinstance(job.source, FromImages) and job.source.on_gpu
+    source = job.source
+    on_gpu = (isinstance(source, FromImages) and source.on_gpu) or (
+        isinstance(source, FromItems) and source.device.name == "cuda"
+    )
     ray.data.DataContext.get_current().enable_progress_bars = False
     finished = ray.data.from_items([{"number": n} for n in numbers], override_num_blocks=len(numbers)).map(
         _Embedder,
@@ -97,6 +109,8 @@ def embed_again(number: int, job: PartsJob) -> None:
     """Embed one operation immediately, without reserving a CPU; returns when its file exists."""
     if isinstance(job.source, FromImages):
         job = replace(job, source=replace(job.source, on_gpu=False))
+    elif isinstance(job.source, FromItems):
+        job = replace(job, source=replace(job.source, device=replace(job.source.device, name="cpu")))
     answer_of(ray.remote(num_cpus=0)(lambda: _Embedder(job, None)({"number": number})).remote())
 
 
@@ -110,7 +124,10 @@ class _Embedder:
         os.nice(_NICE if pacer is not None else 0)
         self.job, self.pacer, self.name, self.plan = job, pacer, uuid4().hex, read_plan(job.drill / "plan")
         source, wait = job.source, self._wait
-        self.embed = _from_store(source, wait) if isinstance(source, FromStore) else _from_images(source, wait)
+        if isinstance(source, FromStore):
+            self.embed = _from_store(source, wait)
+        else:
+            self.embed = _from_items(source, wait) if isinstance(source, FromItems) else _from_images(source, wait)
 
     def __call__(self, row: dict[str, int]) -> dict[str, int]:
         operation = self.plan.operations[row["number"]]
@@ -132,6 +149,32 @@ def _from_store(source: FromStore, wait: Callable[[int], None]) -> Embed:
     def embed(positions: IntArray, models: tuple[str, ...]) -> Embedded:
         wait(len(positions))
         return Embedded(positions, {model: values[positions] for model, values in vectors_of(models).items()})
+
+    return embed
+
+
+def _from_items(source: FromItems, wait: Callable[[int], None]) -> Embed:
+    sys.path[:0] = [each for each in source.path if each not in sys.path]
+    items = pa.concat_tables([pq.read_table(part) for part in part_files(source.items / "gallery.parquet")])
+    place = {item: row for row, item in enumerate(items["id"].to_pylist())}
+    ids_N = source.gallery.ids().tolist()
+
+    @cache
+    def model_of(name: str) -> Model:
+        return load_model(source.specs[name], source.modality, source.device)
+
+    def embed(positions: IntArray, models: tuple[str, ...]) -> Embedded:
+        rows, parts = [place[ids_N[position]] for position in positions.tolist()], []
+        for first in range(0, len(rows), _ITEMS):  # the throttle lets a few items through at a time
+            wait(len(rows[first : first + _ITEMS]))
+            contents, broken = contents_of(items.take(pa.array(rows[first : first + _ITEMS])), source.device.threads)
+            kept = [i for i in range(len(contents)) if i not in broken]
+            vectors = {name: model_of(name).embed([contents[i] for i in kept], "document") for name in models}
+            own = positions[first : first + _ITEMS]
+            parts.append((own[kept], vectors, [(int(own[i]), why) for i, why in broken.items()]))
+        joined = {name: np.concatenate([vectors[name] for _, vectors, _ in parts]) for name in models}
+        lost = tuple(each for *_, broken in parts for each in broken)
+        return _without_useless(Embedded(np.concatenate([own for own, *_ in parts]), joined, lost), True)
 
     return embed
 
