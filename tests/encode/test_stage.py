@@ -156,7 +156,7 @@ def test_a_drill_embeds_the_texts_while_the_old_model_serves(
     assert list(before.gallery.vectors) == ["old"]
     live = tmp_path / "run" / "live"
     quality, replayed = (pd.read_parquet(live / f"{name}.parquet") for name in ("quality", "replayed"))
-    both = quality.merge(replayed, on=["metric", "t"])
+    both = quality.merge(replayed[replayed.serving == "backfill"], on=["metric", "t"])
     assert len(both) == 6
     np.testing.assert_array_equal(both["live"], both["value"])
     texts = before.gallery.column("text").to_pylist()
