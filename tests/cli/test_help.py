@@ -25,6 +25,7 @@ HEAVY = "{'torch', 'ray', 'matplotlib', 'sklearn', 'pandas', 'cyclopts', 'transf
 LINES = [
     ("simulate", ["--data", "my_embeddings"]),
     ("simulate", ["--old-gallery", "old.npy", "--new-gallery", "new.npy"]),
+    ("simulate", ["--old", "hf:a", "--new", "hf:b", "--texts", "texts.csv"]),
     ("simulate", []),
     ("simulate", ["--recipe", "gldv2", "--data-root", "/nowhere"]),
     ("simulate", ["--recipe", "image_folder", "--data-root", "/nowhere"]),
@@ -34,8 +35,10 @@ LINES = [
     ("simulate", ["--recipe", "vggface2", "--data-root", "/nowhere"]),
     ("simulate", ["--scale", "full"]),
     ("drill", ["--data", "my_embeddings"]),
+    ("drill", ["--old", "hf:a", "--new", "hf:b", "--images", "images"]),
     ("drill", []),
     ("train", ["--model", "old"]),
+    ("embed", ["--old", "hf:a", "--new", "hf:b", "--texts", "texts.csv"]),
     ("embed", []),
     ("fit", ["--data", "my_embeddings"]),
     ("fit", []),

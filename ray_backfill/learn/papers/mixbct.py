@@ -45,9 +45,10 @@ class MixedCompatible(Objective):
         distance_B = (F.normalize(old_Bd, dim=1) - self._centre_Cd[class_B]).norm(dim=1)
         trusted_B = (target_B >= 0) & (distance_B <= self._trusted_C[class_B])
         old_B = drawn(trusted_B, int(self.settings.compatible.mix_share * len(target_B)))
-        self._images += len(target_B)
-        self._trusted += int(trusted_B.sum())
-        self._mixed += int(old_B.sum())
+        if not trusted_B.is_meta:  # there, only the cost of a step is counted
+            self._images += len(target_B)
+            self._trusted += int(trusted_B.sum())
+            self._mixed += int(old_B.sum())
         mixed_Bd = torch.where(old_B[:, None], fit_width(old_Bd, new_Bd.shape[1]), new_Bd)
         classifier, scale = self.backbone.classifier, self.backbone.cosine_scale
         logits_BC = class_logits(mixed_Bd, classifier.weight, classifier.bias, scale)
