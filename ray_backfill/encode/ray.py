@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from time import perf_counter
+from time import time
 from typing import Any
 
 import ray.data
@@ -36,18 +37,19 @@ def embed_parts(
     """Embed the missing parts; returns facts for the manifest. sizes: number of items of every part."""
     import sys
 
-    began, total = perf_counter(), sum(sizes.values())
+    total = sum(sizes.values())
     left = sum(sizes[path] for _, path in missing)
     with session(), task("embed", total, f"{request.modality}s", done=total - left) as bar:
         number, on_gpu = placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
         device = Device("cuda" if on_gpu else "cpu", max(1, int(actors.cpus)))
         job = _Job(str(folder), request, probes, device, sys.path)
-        model_s = 0.0
+        began, first = time(), inf
         for done in _run(job, missing, min(number, len(missing)), actors.cpus):
             bar.advance(done["items"])
-            model_s += done["seconds"]
-    wall_s = perf_counter() - began
-    return {"embedding": {"actors": number, "items": left, "items_per_s": round(left / wall_s, 1)}}
+            first = min(first, done["began"])
+        rate = left / max(time() - first, 1e-9)
+    facts = {"actors": number, "items": left, "items_per_s": round(rate, 1), "start_s": round(first - began, 1)}
+    return {"embedding": facts}
 
 
 def _run(job: _Job, missing: list[tuple[str, Path]], actors: int, cpus: float) -> Iterator[dict[str, Any]]:
@@ -85,7 +87,7 @@ class _Embedder:
             self._problem = str(error)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        began, split, path = perf_counter(), row["split"], Path(row["path"])
+        began, split, path = time(), row["split"], Path(row["path"])
         try:
             if self._problem:
                 raise InputError(self._problem)
@@ -93,5 +95,5 @@ class _Embedder:
             table = embed_part(path, split, models, self._job.device.threads)
             write_parquet(Path(self._job.folder) / f"{split}.parquet" / path.name, table)
         except InputError as error:  # Ray Data would wrap it in a long traceback and lose its type
-            return {"items": 0, "seconds": 0.0, "problem": str(error)}
-        return {"items": len(table), "seconds": perf_counter() - began, "problem": ""}
+            return {"items": 0, "began": began, "problem": str(error)}
+        return {"items": len(table), "began": began, "problem": ""}
