@@ -1,6 +1,6 @@
 """Options that name two models and what they embed, and the embedding before a command's own work."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,9 +50,9 @@ def names_models(arguments: Sequence[str]) -> bool:
     return any(argument.split("=")[0] in _TYPED for argument in arguments)
 
 
-def models_options(kind: type[ModelsJob], arguments: Sequence[str]) -> Options:
+def models_options(kind: type[ModelsJob], arguments: Sequence[str], hidden: Collection[str] = ()) -> Options:
     """The options of a command on models; --old and --new are required."""
-    return Options(kind(out=Path("runs/models"), old=REQUIRED, new=REQUIRED), arguments)
+    return Options(kind(out=Path("runs/models"), old=REQUIRED, new=REQUIRED), arguments, hidden=hidden)
 
 
 def embedded(request: tuple[dict[str, Spec], ItemSources], job: ModelsJob, context: Context) -> Path:

@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
 from ray_backfill.core.runkey import RunKey, fingerprint
+from ray_backfill.core.schema import read_checked
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, remove_halves
+from ray_backfill.data.columns import part_files
 from ray_backfill.data.sources import open_source
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import TEXT
@@ -89,6 +92,21 @@ def write_items(folder: Path, sources: ItemSources, settings: ItemSettings, over
                 write_parquet(folder / f"{split}.parquet" / f"part-{number:06d}.parquet", part)
         remove_halves(folder)
         finish_stage(folder, {f"{split}_items": len(table) for split, table in tables.items()})
+    return folder
+
+
+def write_some(folder: Path, items: Path, ids: Sequence[Any], overwrite: bool = False) -> Path:
+    """Write some gallery items of a finished folder of items, as a folder whose gallery they are."""
+    key = RunKey("items", {"ids": fingerprint(sorted(map(str, ids)))}, {"items": items_fingerprint(items)})
+    if begin_stage(folder, key, overwrite):
+        return folder
+    wanted = pa.array([str(each) for each in ids], pa.string())
+    for part in part_files(items / "gallery.parquet"):
+        table = read_checked(part)
+        own = table.filter(pa.compute.is_in(table["id"].cast(pa.string()), wanted))
+        if len(own):
+            write_parquet(folder / "gallery.parquet" / part.name, own)
+    finish_stage(folder, {"gallery_items": len(ids)})
     return folder
 
 

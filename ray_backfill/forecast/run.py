@@ -16,16 +16,21 @@ from ray_backfill.compare.tables import HEAD_ALONE, NEW
 from ray_backfill.core import __version__
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step, task
-from ray_backfill.core.schema import frame, write_table
+from ray_backfill.core.schema import frame, read_checked, write_table
 from ray_backfill.core.stages import replaced_whole, write_json
+from ray_backfill.data.folder import StoredSplit
+from ray_backfill.encode.items import ItemSettings, ItemSources, write_some
+from ray_backfill.encode.part import EncodeRequest
+from ray_backfill.encode.spec import Spec
+from ray_backfill.encode.stage import embed_items, embed_two
 from ray_backfill.forecast import estimate as numbers
 from ray_backfill.forecast.engine import Forecast
 from ray_backfill.forecast.estimate import Units
 from ray_backfill.forecast.known_items import NewEmbeddings, find_new, with_pilot, with_stand_ins
 from ray_backfill.forecast.methods import Gallery, can_be_forecast, forecast_method, gallery_here
 from ray_backfill.forecast.report import write_forecast_report
-from ray_backfill.forecast.sample import read_before_backfill, read_sample
-from ray_backfill.forecast.settings import ForecastSettings
+from ray_backfill.forecast.sample import read_before_backfill, read_sample, take_sample
+from ray_backfill.forecast.settings import ForecastSettings, SampleSettings
 from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.settings import FitSettings
@@ -36,6 +41,41 @@ FORMAT = 1
 _OTHERS = ("manifest.json", "curves.png", "report.html")
 # Limits of expected counts in the table of calibration.
 _RANGES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, float("inf"))
+
+
+def forecast_models(
+    specs: Mapping[str, Spec], sources: ItemSources, items: ItemSettings, budget: str, settings: ForecastSettings,
+    fits: FitSettings, context: Context,
+) -> Path:  # fmt: skip
+    """Forecast the upgrade of two models on texts or images, of which the new one embeds a sample only.
+
+    The old model embeds the gallery, both embed queries and train items (OUT/before); then the sample is drawn
+    (OUT/sample-N.parquet) and embedded by the new model (OUT/sampled). budget: a number of items, or a share as "2%".
+
+    Raises:
+        InputError: See ``forecast_folder``, ``take_sample`` and ``embed_items``.
+    """
+    settings.check()
+    data = embed_two(context, specs, sources, items, ("old",))
+    number = _number_of(budget, len(StoredSplit(data / "gallery.parquet").ids()))
+    file = context.out / f"sample-{number}.parquet"
+    if not file.exists():
+        take_sample(data, file, number, SampleSettings())
+    ids = read_checked(file, ["id"])["id"].to_pylist()
+    some = write_some(context.out / "sampled_items", context.out / "items", ids, overwrite=True)
+    request = EncodeRequest(some, sources.modality, {"new": specs["new"]})
+    sampled = embed_items(context.out / "sampled", request, context.actors, overwrite=True)
+    return forecast_folder(data, file, [str(sampled / "gallery.parquet")], settings, fits, context)
+
+
+def _number_of(budget: str, size: int) -> int:
+    try:
+        number = round(float(budget[:-1]) / 100 * size) if budget.endswith("%") else int(budget)
+    except ValueError:
+        raise InputError(f"--budget is a number of items or a share such as 2%, not {budget!r}") from None
+    if not 0 < number <= size:
+        raise InputError(f"--budget {budget} is {number:,} of {size:,} items; give more than 0, and no more than all")
+    return number
 
 
 def forecast_folder(

@@ -45,6 +45,7 @@ LINES = [
     ("reproduce", ["--recipe", "landmarks"]),
     ("import", ["--out", "my_embeddings"]),
     ("forecast", ["my_embeddings"]),
+    ("forecast", ["--old", "hf:a", "--new", "hf:b", "--texts", "texts.csv"]),
 ]
 # Commands with a positional argument, whose text stands on their first pages.
 POSITIONAL = (("doctor", ["my_embeddings"]), ("sample", ["my_embeddings"]))

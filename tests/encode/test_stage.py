@@ -166,3 +166,19 @@ def test_a_drill_embeds_the_texts_while_the_old_model_serves(
     }
     assert sorted(embedded) == list(range(len(texts)))
     np.testing.assert_array_equal([embedded[at] for at in range(len(texts))], _models.New()(texts, "document"))
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_forecast_embeds_a_sample_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--old", OLD, "--new", NEW, "--texts", corpus(tmp_path / "c.jsonl", 400), "--out", str(tmp_path / "run")]
+    words += ["--items.draw-train", "60", "--items.draw-queries", "40", "--methods", "rm_naive"]
+    _main(["forecast", *words, "--budget", "50%"])
+    assert "Forecast from 150 of 299 new embeddings (50.2 %)" in " ".join(capsys.readouterr().out.split())
+    sampled = pq.read_table(tmp_path / "run" / "sampled" / "gallery.parquet").to_pydict()
+    assert len(sampled["id"]) == 150
+    assert "old" not in sampled
+    np.testing.assert_array_equal(sampled["new"], _models.New()(sampled["text"], "document"))
+    assert list(read_folder(tmp_path / "run" / "before", gallery_needs=("old",)).gallery.vectors) == ["old"]
+    for budget, says in (("some", "is a number of items or a share"), ("900", "is 900 of 299 items")):
+        with pytest.raises(InputError, match=says):
+            _main(["forecast", *words, "--budget", budget])

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ray_backfill.cli import absolute, interruptible, shown
+from ray_backfill.cli.models import ModelsJob, models_options, names_models
 from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.cli.runs import Folder, ForPrograms, Run, check_names, folder_options, names_folder, running
 from ray_backfill.core.errors import InputError
@@ -77,8 +78,22 @@ class ForecastJob(Run, Folder, ForPrograms):
     place: ReplayPlace = field(default_factory=ReplayPlace)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ForecastModelsJob(ModelsJob, ForPrograms):
+    """A forecast of two models on texts or images; the new one embeds a sample of the gallery only."""
+
+    budget: str = "2%"
+    """How many gallery items the new model embeds: a number, or a share of the gallery."""
+    evaluation: ForecastSettings = field(default_factory=ForecastSettings)
+    fits: FitSettings = field(default_factory=FitSettings.of_folder)
+    workers: Workers = field(default_factory=Workers)
+    place: ReplayPlace = field(default_factory=ReplayPlace)
+
+
 def forecast_options(arguments: Sequence[str]) -> Options:
-    """The options; a folder may come first, without --data."""
+    """The options of two models, or of a folder, which may come first, without --data."""
+    if names_models(arguments):
+        return models_options(ForecastModelsJob, arguments, HIDDEN)
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--data", *arguments]
     elif not names_folder(arguments) and "--help" not in arguments:
@@ -86,15 +101,21 @@ def forecast_options(arguments: Sequence[str]) -> Options:
     return folder_options(ForecastJob, arguments, HIDDEN)
 
 
-def run_forecast(job: ForecastJob) -> None:
+def run_forecast(job: ForecastJob | ForecastModelsJob) -> None:
     """Forecast, and print the table and the path of the report."""
     check_names(job)
     from ray_backfill.forecast.report import as_json, decide, print_forecast, read_forecast
-    from ray_backfill.forecast.run import forecast_folder
+    from ray_backfill.forecast.run import forecast_folder, forecast_models
 
-    data = absolute("--data", job.data)
-    with running(job) as context:
-        results = forecast_folder(data, job.sample or data / SAMPLE_FILE, job.new, job.evaluation, job.fits, context)
+    if isinstance(job, ForecastModelsJob):
+        specs, sources = job.checked()
+        with running(job) as context:
+            results = forecast_models(specs, sources, job.items, job.budget, job.evaluation, job.fits, context)
+    else:
+        data = absolute("--data", job.data)
+        sample = job.sample or data / SAMPLE_FILE
+        with running(job) as context:
+            results = forecast_folder(data, sample, job.new, job.evaluation, job.fits, context)
 
     def table() -> None:
         print_forecast(results)
