@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, step, task
-from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.runkey import RunKey, fingerprint
 from ray_backfill.core.schema import open_checked
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, remove_halves, write_json
 from ray_backfill.data.write import write_parquet
@@ -66,6 +66,8 @@ def embed_items(
     """
     models = _loaded(request) if here is None else here
     identities = {name: model.identity() for name, model in models.items()}
+    for name in () if here is None else here:  # objects of one class may have other weights
+        identities[name] |= {"vectors": fingerprint(np.round(models[name].probes(), 3))}
     if len({str(identity) for identity in identities.values()}) < len(identities):
         raise InputError("--old and --new are the same model; there is no upgrade")
     settings = {"modality": request.modality, "models": identities}

@@ -8,6 +8,7 @@ import pytest
 from ray_backfill.core.errors import InputError
 from ray_backfill.encode.encoder import TEXT, Device
 from ray_backfill.encode.kinds import all_kinds, is_spec, load_model, parse_spec
+from ray_backfill.encode.models.python import model_of
 
 HERE = "python:tests.encode._models:"
 TEXTS = ["a cat", "the black cat sat on the mat", "dogs", "a"]
@@ -68,6 +69,17 @@ def test_a_function_and_a_class_embed() -> None:
     prompted = load(HERE + "old#prompt=query:find ")
     np.testing.assert_array_equal(prompted.embed(["cat"], "query"), _models.old(["find cat"]))
     np.testing.assert_array_equal(prompted.embed(["cat"], "document"), _models.old(["cat"]))
+
+
+def test_a_method_of_a_library_is_not_told_the_side() -> None:
+    """The second argument of SentenceTransformer.encode is the name of a prompt."""
+
+    class Library:
+        def encode(self, sentences: list[str], prompt_name: str | None = None) -> Any:
+            assert prompt_name is None
+            return np.ones((len(sentences), 3))
+
+    assert model_of(Library().encode, TEXT).embed(TEXTS, "query").shape == (4, 3)
 
 
 def test_the_identity_is_that_of_the_code_and_the_options() -> None:

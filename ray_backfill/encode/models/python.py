@@ -14,16 +14,18 @@ from ray_backfill.encode.spec import Spec
 
 
 class PythonModel:
-    """``encode(items)`` or ``encode(items, side)`` of a module. A class is made an object first, in each process."""
+    """``encode(items)`` or ``encode(items, side=side)``. A class is made an object first, in each process."""
 
     def __init__(self, module: Any, name: str, made: Any) -> None:
         self._module, self._name, self._call = module, name, made
         self.batch = int(getattr(made, "batch", 64))
-        takes = inspect.signature(made).parameters.values()
-        self._takes_side = sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in takes) > 1
+        try:
+            self._takes_side = "side" in inspect.signature(made).parameters
+        except ValueError:  # of a function in C
+            self._takes_side = False
 
     def __call__(self, items: Sequence[Any], side: str) -> Any:
-        return self._call(list(items), side) if self._takes_side else self._call(list(items))
+        return self._call(list(items), side=side) if self._takes_side else self._call(list(items))
 
     def identity(self) -> dict[str, Any]:
         own, file = getattr(self._call, "identity", None), getattr(self._module, "__file__", None)
