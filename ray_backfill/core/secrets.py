@@ -49,6 +49,12 @@ def learn(given: str) -> str:
     return _cleaned_text(given)
 
 
+def learn_value(secret: str) -> None:
+    """Learn a secret that stands alone, such as a key from the environment."""
+    if secret:
+        _values.add(secret)
+
+
 def without_secrets(text: str) -> str:
     """A message without secrets, also those that stand alone."""
     text = cleaned(text)

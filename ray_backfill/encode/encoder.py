@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.encode.spec import Spec
+from ray_backfill.encode.spec import SIDES, Spec
 
 TEXT, IMAGE = "text", "image"
 # Items that every model embeds, so that a model can be recognised by their vectors.
@@ -28,6 +28,8 @@ class Encoder(Protocol):
 
     batch: int
     """Items at a time that suit it."""
+    has_prompts: bool
+    """Whether it puts the prompts of its spec before texts by itself."""
 
     def __call__(self, items: Sequence[Any], side: str) -> Any:
         """(B, d) vectors of texts, or of PIL images in RGB. side: "query" or "document"."""
@@ -50,8 +52,8 @@ class Device:
 class ModelKind:
     """A kind of model. name: the word before the colon. modalities: what it can embed. example: for messages.
 
-    explains: a sentence for the help. extra: what pip installs for it. load: loads the model for texts or images;
-    raises InputError.
+    explains: a sentence for the help. options: of its spec, besides dims, prompt, batch and normalise=yes. extra: what
+    pip installs for it. load: loads the model for texts or images; raises InputError.
     """
 
     name: str
@@ -59,6 +61,7 @@ class ModelKind:
     example: str
     explains: str
     load: Callable[[Spec, str, Device], Encoder]
+    options: tuple[str, ...] = ()
     extra: str = ""
 
 
@@ -89,7 +92,7 @@ class Model:
         return np.empty((0, self.dims), np.float32) if out is None else out
 
     def _vectors(self, items: Sequence[Any], side: str) -> NDArray[np.float32]:
-        prompt = self.spec.prompt.get(side, "")
+        prompt = "" if self.encoder.has_prompts else self.spec.prompt.get(side, "")
         try:
             given = self.encoder([prompt + item for item in items] if prompt else items, side)
             found = np.asarray(given, np.float32)
@@ -117,17 +120,19 @@ class Model:
                 f"the model {self.spec} returned vectors of {self.dims} and of {found.shape[1]} dimensions"
             )
         self.dims = found.shape[1]
+        if self.spec.normalise == "yes":
+            found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.float32(1e-30))
         return found
 
     def probes(self) -> NDArray[np.float32]:
-        """(5, d) vectors of length 1 of fixed items, by which the model is recognised."""
+        """(10, d) vectors of length 1 of five fixed items on both sides, by which the model is recognised."""
         items: Sequence[Any] = PROBES
         if self.modality == IMAGE:
             from PIL import Image
 
             noise = np.random.default_rng(0).integers(0, 256, (len(PROBES), 8, 8, 3), dtype=np.uint8)
             items = [Image.fromarray(each).resize((96, 96), Image.Resampling.BICUBIC) for each in noise]
-        found = self.embed(items, "document")
+        found = np.concatenate([self.embed(items, side) for side in SIDES])
         return np.asarray(found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-30), np.float32)
 
     def identity(self) -> dict[str, Any]:
@@ -136,6 +141,6 @@ class Model:
 
 
 def same_model(found: NDArray[np.float32], recorded: Sequence[Sequence[float]]) -> bool:
-    """Whether two (5, d) arrays of probes are of the same model, up to rounding on another machine."""
+    """Whether two (10, d) arrays of probes are of the same model, up to rounding on another machine."""
     other = np.asarray(recorded, np.float32)
     return found.shape == other.shape and bool(abs(found - other).max() <= _SAME)

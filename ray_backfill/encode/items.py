@@ -20,7 +20,7 @@ from ray_backfill.core.progress import step
 from ray_backfill.core.runkey import RunKey, fingerprint
 from ray_backfill.core.schema import read_checked
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, remove_halves
-from ray_backfill.data.columns import part_files
+from ray_backfill.data.columns import is_text, part_files
 from ray_backfill.data.sources import open_source
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import TEXT
@@ -116,15 +116,25 @@ def items_fingerprint(folder: Path) -> str:
 
 
 def _mark(table: pa.Table) -> str:
+    if "image" in table.column_names:  # another file may have the same name
+        paths = [Path(path) for path in table["image"].to_pylist()]
+        stats = [(path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+        return fingerprint(table["id"].to_pylist(), [str(path) for path in paths], stats)
     return fingerprint(table.schema.names, *(column.combine_chunks().to_pylist() for column in table.columns))
 
 
 def _check(split: str, table: pa.Table, sources: ItemSources) -> None:
     if not len(table):
         raise InputError(f"{getattr(sources, split) or sources.gallery} has no {sources.modality}s for the {split}")
+    what = getattr(sources, split) or sources.gallery
+    for name in {"id", "label"} & set(table.column_names):
+        if missing := table[name].null_count:
+            raise InputError(f"{what}: {missing:,} of {len(table):,} rows have no {name}; fill them, or drop the rows")
+        if not (pa.types.is_integer(kind := table[name].type) or is_text(kind)):
+            raise InputError(f"{what}: the column of the {name} holds {kind}; it must hold integers or texts")
     ids = table["id"].to_pandas()
     if (twice := ids[ids.duplicated()]).size:
-        raise InputError(f"the {split} has the id {twice.iloc[0]!r} twice; make ids unique")
+        raise InputError(f"{what}: the {split} has the id {twice.iloc[0]!r} twice; make ids unique")
 
 
 def _texts(sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
@@ -146,18 +156,32 @@ def _beir(folder: Path, sources: ItemSources, settings: ItemSettings) -> dict[st
     answers: dict[str, dict[str, float]] = {}
     with judged.open(encoding="utf-8", newline="") as lines:
         for row in csv.reader(lines, delimiter="\t"):
-            if len(row) < 3 or row[-1] == "score":
+            if len(row) < 3 or not _is_number(row[-1]):  # the names of the columns
                 continue
             if float(row[-1]) > 0:
                 answers.setdefault(row[0], {})[row[-2]] = float(row[-1])
+    if sources.queries:
+        raise InputError(f"{folder} has queries of its own; leave --queries out, or give corpus.jsonl as --texts")
     gallery, queries = (_text_table(str(folder / f"{name}.jsonl"), settings) for name in ("corpus", "queries"))
-    queries = queries.filter(pa.compute.is_in(queries["id"].cast(pa.string()), pa.array(list(answers), pa.string())))
-    own, there = [answers[str(each)] for each in queries["id"].to_pylist()], set(gallery["id"].to_pylist())
+    gallery, queries = (t.set_column(0, "id", t["id"].cast(pa.string())) for t in (gallery, queries))
+    queries = queries.filter(pa.compute.is_in(queries["id"], pa.array(list(answers), pa.string())))
+    own, there = [answers[each] for each in queries["id"].to_pylist()], set(gallery["id"].to_pylist())
+    if not any(there & set(each) for each in own):
+        raise InputError(
+            f"{judged} judges no item of the corpus that a query of {folder} has; use files of one data set"
+        )
     kept = [{item: grade for item, grade in each.items() if item in there} for each in own]
     queries = queries.append_column("positives", pa.array([list(each) for each in kept], pa.list_(pa.string())))
     queries = queries.append_column("grades", pa.array([list(each.values()) for each in kept], pa.list_(pa.float64())))
     tables = {"gallery": gallery, "queries": queries}
     return tables | ({"train": _text_table(sources.train, settings)} if sources.train else {})
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return np.isfinite(float(text)).item()
+    except ValueError:
+        return False
 
 
 def _text_table(given: str, settings: ItemSettings) -> pa.Table:

@@ -2,8 +2,9 @@
 
 from dataclasses import fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import unquote
 
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.plugins import own_rows, rows_from_outside
@@ -16,6 +17,9 @@ _REFUSED = {
     "colbert": "a model with several vectors for each item (ColBERT)",
     "splade": "a model of sparse vectors (SPLADE)",
 }
+
+# Options that every kind has, and kinds whose names may be files or folders.
+_SHARED, _OF_FILES = ("dims", "prompt", "batch"), ("hf", "sentence-transformers", "onnx")
 
 
 @cache
@@ -48,19 +52,24 @@ def parse_spec(text: str, option: str = "model") -> Spec:
     name, _, options = rest.partition("#")
     if not name:
         raise InputError(f"{option} {text!r} lacks a name, as in {known[kind].example}")
+    name = str(Path(name).absolute()) if kind in _OF_FILES and Path(name).exists() else name  # for actors
+    pairs = [each.partition("=") for each in options.split("&")] if options else []
     try:
-        return _with_options(Spec(kind, name), parse_qsl(options, keep_blank_values=True, strict_parsing=bool(options)))
-    except ValueError as error:
-        wrong = str(error) if isinstance(error, InputError) else "options are written as dims=256&batch=64"
-        raise InputError(f"{option} {text}: {wrong}") from error
+        if not all(equals for _, equals, _ in pairs):
+            raise InputError("options are written as dims=256&batch=64")
+        return _with_options(Spec(kind, name), [(n, unquote(value)) for n, _, value in pairs], known[kind])
+    except InputError as error:
+        raise InputError(f"{option} {text}: {error}") from error
 
 
-def _with_options(spec: Spec, options: list[tuple[str, str]]) -> Spec:
+def _with_options(spec: Spec, options: list[tuple[str, str]], kind: ModelKind) -> Spec:
     kinds = {each.name: type(getattr(spec, each.name)) for each in fields(spec)[2:]}
     given: dict[str, Any] = {}
     for name, value in options:
         if name not in kinds:
             raise unknown_name("option", name, kinds)
+        if name not in (*_SHARED, *kind.options) and (name, value) != ("normalise", "yes"):
+            raise InputError(f"{kind.name}: models have no option {name}={value}")
         if name == "prompt":
             side, colon, text = value.partition(":")
             if not colon or side not in SIDES:

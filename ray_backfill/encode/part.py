@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import open_checked
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.write import vector_column
@@ -50,13 +49,12 @@ class EncodeRequest:
 
 
 def embed_part(items: Path, split: str, models: Mapping[str, Model], threads: int = 1) -> pa.Table:
-    """The table of a part. items: its file. Raises InputError if a model fails, or nothing can be embedded."""
+    """The table of a part. items: its file. models: used before, so that their dimensions are known. Raises
+    InputError if a model fails.
+    """
     table = pq.read_table(items)
     contents, broken = contents_of(table, threads)
     kept = np.array([i for i in range(len(table)) if i not in broken], np.int64)
-    if not len(kept):
-        first = next(iter(broken.values()))
-        raise InputError(f"none of the {len(table):,} items of {items.name} in the {split} can be embedded: {first}")
     side = "query" if split == "queries" else "document"
     given = [contents[i] for i in kept]
     columns = {name: table[name].take(pa.array(kept)) for name in table.column_names if name != "image"}
@@ -82,11 +80,20 @@ def contents_of(table: pa.Table, threads: int) -> tuple[Sequence[Any], dict[int,
 
 
 def _opened(path: str) -> Any:
-    """A PIL image in RGB, upright; or why there is none."""
+    """A PIL image in RGB, upright, what is transparent in white; or why there is none."""
     from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            upright = ImageOps.exif_transpose(image)
+            if upright.mode.startswith("I"):  # 16 bits, of which convert would keep the lowest 8
+                upright = Image.fromarray((np.asarray(upright).astype(np.float64) / 257).clip(0, 255).astype(np.uint8))
+            if upright.mode == "F":
+                return "its numbers are floating-point, whose range nobody knows; store it with 8 or 16 bits"
+            if "A" in upright.getbands() or "transparency" in upright.info:
+                on_white = Image.new("RGBA", upright.size, "white")
+                on_white.alpha_composite(upright.convert("RGBA"))
+                upright = on_white
+            return upright.convert("RGB")
     except Exception as error:  # PIL raises many kinds for broken files
         return f"{type(error).__name__}: {error}"[:200]

@@ -32,9 +32,7 @@ class Spec:
     dtype: str = "fp32"
     """fp32, bf16 or fp16: precision of the weights and of the arithmetic."""
     requests: int = 0
-    """openai: requests per minute, at most; 0: no limit of ours."""
-    price: float = 0.0
-    """openai: price of a million tokens, for the line that tells the cost; 0: unknown."""
+    """openai: requests per minute of each actor, at most; 0: no limit of ours."""
 
     def __str__(self) -> str:
         """As it is typed, without options that have their defaults."""
@@ -46,8 +44,10 @@ class Spec:
         return f"{self.kind}:{self.name}{'#' * bool(words)}{'&'.join(words)}"
 
     def meaning(self) -> dict[str, Any]:
-        """What of it changes embeddings. The name of a local file or folder does not: its content is hashed."""
+        """What of it changes embeddings. The name of a file or folder does not: its content is hashed. Pooling and
+        length are those that the model uses in the end, which its own identity has.
+        """
         return {
-            "kind": self.kind, "dims": self.dims, "prompt": dict(sorted(self.prompt.items())), "pooling": self.pooling,
-            "normalise": self.normalise, "tokens": self.tokens, "dtype": self.dtype,
+            "kind": self.kind, "dims": self.dims, "prompt": dict(sorted(self.prompt.items())), "dtype": self.dtype,
+            "unit": self.normalise == "yes",
         }  # fmt: skip

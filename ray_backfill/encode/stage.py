@@ -5,6 +5,7 @@ what determines both models: hashes of weights and configuration, and the option
 fixed probes are kept in probes.json, and every actor compares its own model with them.
 """
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, step, task
-from ray_backfill.core.runkey import RunKey, fingerprint
+from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import open_checked
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, remove_halves, write_json
+from ray_backfill.data.columns import part_files
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import Device, Model, same_model
 from ray_backfill.encode.items import ItemSettings, ItemSources, items_fingerprint, write_items
@@ -65,17 +67,25 @@ def embed_items(
         InputError: A model cannot be loaded, fails, or is another one than that of the finished parts.
     """
     models = _loaded(request) if here is None else here
-    identities = {name: model.identity() for name, model in models.items()}
-    for name in () if here is None else here:  # objects of one class may have other weights
-        identities[name] |= {"vectors": fingerprint(np.round(models[name].probes(), 3))}
-    if len({str(identity) for identity in identities.values()}) < len(identities):
-        raise InputError("--old and --new are the same model; there is no upgrade")
+    identities, probes = {name: model.identity() for name, model in models.items()}, _probes(models)
+    one, *others = models
+    for other in others:  # two functions may differ in their vectors alone
+        if identities[one] == identities[other] and same_model(np.array(probes[one]), probes[other]):
+            raise InputError("--old and --new are the same model; there is no upgrade")
     settings = {"modality": request.modality, "models": identities}
     settings |= {"of_gallery": list(request.of_gallery)} if request.of_gallery else {}
     key = RunKey("encoded", settings, {"items": items_fingerprint(request.items)})
-    if begin_stage(folder, key, overwrite):
+    is_finished = begin_stage(folder, key, overwrite)
+    if changed := _changed(folder, probes):
+        if not overwrite:
+            raise InputError(
+                f"the {changed} model gives other vectors than when {folder} was made; use the same one, or --overwrite"
+            )
+        shutil.rmtree(folder)
+        is_finished = begin_stage(folder, key)
+    if is_finished:
         return folder
-    probes = _checked_probes(folder, models)
+    write_json(folder / "probes.json", probes)
     parts = request.parts()
     missing = [(split, path) for split, path in parts if not (folder / f"{split}.parquet" / path.name).exists()]
     sizes = {path: open_checked(path).metadata.num_rows for _, path in parts}
@@ -92,6 +102,9 @@ def embed_items(
     write_parquet(folder / "broken.parquet", pa.table(columns))
     remove_halves(folder)
     total = sum(sizes.values())
+    for split in {split for split, _ in parts}:
+        if not sum(open_checked(part).metadata.num_rows for part in part_files(folder / f"{split}.parquet")):
+            raise InputError(f"none of the items of the {split} can be embedded: {broken[0]['reason']}")
     if broken:
         say(f"{len(broken):,} of {total:,} items were left out: {broken[0]['id']}: {broken[0]['reason']}")
     finish_stage(folder, {"items": total - len(broken), "broken_items": len(broken)} | facts)
@@ -120,17 +133,12 @@ def _loaded(request: EncodeRequest) -> dict[str, Model]:
     return found
 
 
-def _checked_probes(folder: Path, models: Mapping[str, Model]) -> dict[str, Rows]:
-    """The vectors of the probes by each model, which are those of the parts that are there already."""
+def _probes(models: Mapping[str, Model]) -> dict[str, Rows]:
+    return {name: [[round(float(x), 6) for x in row] for row in model.probes()] for name, model in models.items()}
+
+
+def _changed(folder: Path, probes: Mapping[str, Rows]) -> str:
+    """A model that is not the one that made the parts that are there, although its identity is the same; "" if none."""
     file = folder / "probes.json"
-    found = {name: [[round(float(x), 6) for x in row] for row in model.probes()] for name, model in models.items()}
-    if not file.exists():
-        write_json(file, found)
-        return found
-    recorded = read_json(file)
-    for name, rows in found.items():
-        if not same_model(np.asarray(rows, np.float32), recorded[name]):
-            raise InputError(
-                f"the {name} model gives other vectors than when {folder} was begun; use the same model, or --overwrite"
-            )
-    return found
+    recorded = read_json(file) if file.exists() else probes
+    return next((name for name, rows in probes.items() if not same_model(np.array(rows), recorded[name])), "")

@@ -18,8 +18,9 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step, task
 from ray_backfill.core.schema import frame, read_checked, write_table
 from ray_backfill.core.stages import replaced_whole, write_json
+from ray_backfill.data.columns import names_in, part_files
 from ray_backfill.data.folder import StoredSplit
-from ray_backfill.encode.items import ItemSettings, ItemSources, write_some
+from ray_backfill.encode.items import ItemSettings, ItemSources, write_items, write_some
 from ray_backfill.encode.part import EncodeRequest
 from ray_backfill.encode.spec import Spec
 from ray_backfill.encode.stage import embed_items, embed_two
@@ -56,9 +57,15 @@ def forecast_models(
         InputError: See ``forecast_folder``, ``take_sample`` and ``embed_items``.
     """
     settings.check()
+    _number_of(budget, 1 << 62)
+    written = write_items(context.out / "items", sources, items, context.overwrite)
+    if not {"positives", "label"} & set(names_in(part_files(written / "queries.parquet")[0])):
+        raise InputError("a forecast needs right answers: labels of the items, or a folder as BEIR has it")
     data = embed_two(context, specs, sources, items, ("old",))
     number = _number_of(budget, len(StoredSplit(data / "gallery.parquet").ids()))
     file = context.out / f"sample-{number}.parquet"
+    if context.overwrite:
+        file.unlink(missing_ok=True)
     if not file.exists():
         take_sample(data, file, number, SampleSettings())
     ids = read_checked(file, ["id"])["id"].to_pylist()
@@ -71,7 +78,7 @@ def forecast_models(
 def _number_of(budget: str, size: int) -> int:
     try:
         number = round(float(budget[:-1]) / 100 * size) if budget.endswith("%") else int(budget)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise InputError(f"--budget is a number of items or a share such as 2%, not {budget!r}") from None
     if not 0 < number <= size:
         raise InputError(f"--budget {budget} is {number:,} of {size:,} items; give more than 0, and no more than all")

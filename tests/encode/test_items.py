@@ -54,6 +54,19 @@ def test_a_folder_of_beir(beir: Path, tmp_path: Path) -> None:
     assert queries["positives"] == [["d1", "d2"], ["d4"], []]
     assert queries["grades"] == [[2, 1], [1], []]
     assert not (out / "train.parquet").exists()
+    numbers = beir.parent / "numbers"
+    lines(numbers / "corpus.jsonl", [{"_id": row, "text": f"text {row}"} for row in range(3)])
+    lines(numbers / "queries.jsonl", [{"_id": 7, "text": "query"}])
+    (numbers / "qrels").mkdir()
+    (numbers / "qrels" / "test.tsv").write_text("query\titem\trelevance\n7\t2\t1\n", encoding="utf-8")
+    of_numbers = write_items(tmp_path / "numbers_out", ItemSources("text", str(numbers)), ItemSettings())
+    assert read(of_numbers, "queries")["positives"] == [["2"]]
+    assert read(of_numbers, "gallery")["id"] == ["0", "1", "2"]
+    (numbers / "qrels" / "test.tsv").write_text("7\t9\t1\n", encoding="utf-8")
+    with pytest.raises(InputError, match="judges no item of the corpus"):
+        write_items(tmp_path / "other", ItemSources("text", str(numbers)), ItemSettings())
+    with pytest.raises(InputError, match="has queries of its own"):
+        write_items(tmp_path / "other", ItemSources("text", str(beir), str(beir)), ItemSettings())
     (beir / "qrels" / "test.tsv").unlink()
     (beir / "qrels" / "train.tsv").unlink()
     with pytest.raises(InputError, match="has no qrels"):
@@ -125,6 +138,8 @@ def test_images_with_subfolders_have_classes(tmp_path: Path) -> None:
         (("image", "."), "has no images"),
         (("text", "twice.csv"), "the gallery has the id 'i1' twice"),
         (("text", "none.csv"), "has no rows"),
+        (("text", "gap.csv"), "gap.csv: 1 of 2 rows have no id; fill them, or drop the rows"),
+        (("text", "half.csv"), "half.csv: the column of the label holds double; it must hold integers or texts"),
     ],
 )
 def test_what_is_wrong_with_a_source_is_said(
@@ -132,6 +147,8 @@ def test_what_is_wrong_with_a_source_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "twice.csv").write_text("id,text\ni1,a\ni1,b\n", encoding="utf-8")
+    (tmp_path / "gap.csv").write_text("id,text\n1,a\n,b\n", encoding="utf-8")
+    (tmp_path / "half.csv").write_text("id,text,label\n1,a,0.5\n2,b,1\n", encoding="utf-8")
     (tmp_path / "none.csv").write_text("id,text\n", encoding="utf-8")
     with pytest.raises(InputError, match=says) as error:
         write_items(tmp_path / "items", ItemSources(*given, queries=given[1]), ItemSettings())

@@ -3,6 +3,7 @@
 import http.server
 import importlib
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_a_text_model_of_transformers_is_pooled_as_asked(bert: Path, pooling: st
     np.testing.assert_allclose(found, [pools[pooling](states(bert, text)) for text in TEXTS], atol=1e-5)
     unit = load(f"hf:{bert}#pooling={pooling}&normalise=yes&dims=8").embed(TEXTS, "query")
     assert unit.shape == (5, 8)
-    assert (np.linalg.norm(unit, axis=1) < 1).all(), "it is made of length 1 before it is cut"
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
 
 
 def test_sentence_transformers_embed_as_their_own_encode(bert: Path, tmp_path: Path) -> None:
@@ -80,6 +81,28 @@ def test_sentence_transformers_embed_as_their_own_encode(bert: Path, tmp_path: P
     assert again.identity() == model.identity()
     assert same_model(again.probes(), model.probes().tolist())
     assert not same_model(other.probes(), model.probes().tolist())
+
+
+@pytest.mark.parametrize("change", ["pooling", "lower case", "heads"])
+def test_what_has_no_weights_is_part_of_the_identity(bert: Path, tmp_path: Path, change: str) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Pooling, Transformer
+
+    found = []
+    for number in range(2):
+        source, folder = tmp_path / f"bert{number}", tmp_path / f"st{number}"
+        shutil.copytree(bert, source)
+        if number and change == "lower case":
+            file = source / "tokenizer_config.json"
+            file.write_text(file.read_text().replace('"do_lower_case": true', '"do_lower_case": false'))
+        if number and change == "heads":
+            file = source / "config.json"
+            file.write_text(file.read_text().replace('"num_attention_heads": 2', '"num_attention_heads": 4'))
+        pooling = Pooling(16, "cls" if number and change == "pooling" else "mean")
+        SentenceTransformer(modules=[Transformer(str(source)), pooling], device="cpu").save(str(folder))
+        found.append([load(f"{kind}:{folder}").identity() for kind in ("sentence-transformers", "hf")])
+    for one, other in zip(*found, strict=True):
+        assert one != other
 
 
 def test_another_weight_is_another_model(bert: Path, tmp_path: Path) -> None:
@@ -160,7 +183,9 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
         if step == "short":
             data.pop()
         answer = json.dumps({"data": data[::-1]} if step in (200, "short", "half") else {"error": {"message": "no"}})
-        self.send_response(step if isinstance(step, int) else 200)
+        if step == "long":
+            answer = json.dumps({"error": {"message": "maximum context length is 8192 tokens"}})
+        self.send_response(400 if step == "long" else step if isinstance(step, int) else 200)
         self.send_header("Content-Length", str(len(answer)))
         if step == 429:
             self.send_header("Retry-After", "0.01")
@@ -192,6 +217,9 @@ def test_an_endpoint_of_openais_protocol_is_asked_again_while_it_is_busy(endpoin
     assert len(endpoint.asked) == 5, "two batches, and three that failed"
     assert load("openai:small#dims=1").embed(TEXTS, "query").shape == (5, 1)
     assert endpoint.asked[-1][2]["dimensions"] == 1
+    endpoint.plan = ["long", "long", 200]
+    found = load("openai:small").embed(["x" * 200, "y" * 1000], "query")
+    np.testing.assert_array_equal(found, [[100, 1], [1000, 1]])  # halves of the batch, then of the text
     load("openai:small").embed(["x" * 10_000_000], "query")
     assert len(endpoint.asked[-1][2]["input"][0]) == 24_000
 

@@ -66,6 +66,9 @@ def test_a_function_and_a_class_embed() -> None:
     assert load(HERE + "New").encoder.batch == 7
     half = load(HERE + "old#dims=8&batch=3")
     np.testing.assert_array_equal(half.embed(TEXTS, "query"), _models.old(TEXTS)[:, :8])
+    unit = load(HERE + "old#dims=8&normalise=yes").embed(TEXTS, "query")
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+    assert parse_spec("hf:a#prompt=query:C++ 100%25: ").prompt == {"query": "C++ 100%: "}
     prompted = load(HERE + "old#prompt=query:find ")
     np.testing.assert_array_equal(prompted.embed(["cat"], "query"), _models.old(["find cat"]))
     np.testing.assert_array_equal(prompted.embed(["cat"], "document"), _models.old(["cat"]))
@@ -86,7 +89,7 @@ def test_the_identity_is_that_of_the_code_and_the_options() -> None:
     plain = load(HERE + "old").identity()
     assert load(HERE + "old#batch=3").identity() == plain, "the batch changes nothing"
     assert load(HERE + "old#dims=8").identity() != plain
-    assert load(HERE + "old").probes().shape == (5, 16)
+    assert load(HERE + "old").probes().shape == (10, 16)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +108,10 @@ def test_the_identity_is_that_of_the_code_and_the_options() -> None:
         (HERE + "old#dims=99", "has only 16 dimensions; lower dims"),
         (HERE + "grows#batch=1", "returned vectors of 4 and of 7 dimensions"),
         ("onnx:/nowhere/model.onnx", "there is no file /nowhere/model.onnx"),
-        ("onnx:/nowhere/model.onnx#dtype=bf16", "has its own precision"),
+        ("onnx:/nowhere/model.onnx#dtype=bf16", "onnx: models have no option dtype=bf16"),
         ("hf:/nowhere/model", "cannot be loaded"),
-        ("sentence-transformers:x#pooling=cls", "have their own pooling; use hf:"),
+        ("sentence-transformers:x#pooling=cls", "sentence-transformers: models have no option pooling=cls"),
+        (HERE + "old#normalise=no", "python: models have no option normalise=no"),
     ],
 )
 def test_a_model_that_cannot_serve_is_refused_in_one_line(

@@ -83,6 +83,8 @@ def test_another_model_is_refused(tmp_path: Path, items: Path) -> None:
     write_json(out / "manifest.json", read_json(out / "manifest.json") | {"finished": False})
     with pytest.raises(InputError, match="the old model gives other vectors than when"):
         embed_items(out, request(items), EmbedActors())
+    embed_items(out, request(items), EmbedActors(number=1), overwrite=True)
+    assert read_json(out / "probes.json") != probes
     with pytest.raises(InputError, match="--old and --new are the same model"):
         embed_items(tmp_path / "f", request(items, new=OLD), EmbedActors())
     with pytest.raises(InputError, match="failed on 5 texts: out of order"):

@@ -161,7 +161,9 @@ def _from_items(source: FromItems, wait: Callable[[int], None]) -> Embed:
 
     @cache
     def model_of(name: str) -> Model:
-        return load_model(source.specs[name], source.modality, source.device)
+        model = load_model(source.specs[name], source.modality, source.device)
+        model.probes()  # its dimensions are known from now on, also where no item can be read
+        return model
 
     def embed(positions: IntArray, models: tuple[str, ...]) -> Embedded:
         rows, parts = [place[ids_N[position]] for position in positions.tolist()], []

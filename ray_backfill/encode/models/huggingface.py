@@ -28,7 +28,7 @@ def not_found(spec: Spec, error: Exception) -> InputError:
 class _OfTransformers:
     """What texts and images have in common."""
 
-    batch = 32
+    batch, has_prompts = 32, False
 
     def __init__(self, spec: Spec, device: Device) -> None:
         import torch
@@ -43,12 +43,15 @@ class _OfTransformers:
         self._model = model.eval().to(device.name)
 
     def _finished(self, vectors: Any, default: bool) -> Any:
-        if self._spec.normalise == "yes" or (not self._spec.normalise and default):
+        if default and self._spec.normalise != "no":
             vectors = self._torch.nn.functional.normalize(vectors.float(), dim=-1)
         return vectors.float().cpu().numpy()
 
     def _weights(self) -> dict[str, Any]:
-        return {"weights": hash_of_tensors(self._model.state_dict().items())}
+        return {
+            "weights": hash_of_tensors(self._model.state_dict().items()),
+            "config": hash_of_config(self._model.config),
+        }
 
 
 class TextModel(_OfTransformers):
@@ -87,10 +90,9 @@ class TextModel(_OfTransformers):
         return self._finished(pooled, self._normalise)
 
     def identity(self) -> dict[str, Any]:
-        vocabulary = self._tokenizer.get_vocab()
         return self._weights() | {
-            "pooling_used": self._pooling, "normalised": self._normalise, "length": self._tokens,
-            "vocabulary": hash_of_text(json.dumps(sorted(vocabulary.items()))),
+            "pooling": self._pooling, "normalised": self._normalise and self._spec.normalise != "no",
+            "length": self._tokens, "tokenizer": hash_of_tokenizer(self._tokenizer),
         }  # fmt: skip
 
 
@@ -123,7 +125,8 @@ class VisionModel(_OfTransformers):
         return self._finished(vectors.flatten(1), False)
 
     def identity(self) -> dict[str, Any]:
-        return self._weights() | {"processor": hash_of_text(self._processor.to_json_string())}
+        marks = {"processor": hash_of_text(self._processor.to_json_string()), "pooling": self._spec.pooling}
+        return self._weights() | marks
 
 
 def _mean(states: Any) -> Any:
@@ -145,6 +148,25 @@ def _own_pooling(folder: Path) -> str:
 def _has_normalise(folder: Path) -> bool:
     path = folder / "modules.json"
     return path.is_file() and "Normalize" in path.read_text(encoding="utf-8")
+
+
+def hash_of_config(config: Any) -> str:
+    """A hash of a transformers configuration, without where it came from."""
+    given = config.to_dict()
+    for name in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
+        given.pop(name, None)
+    return hash_of_text(json.dumps(given, sort_keys=True, default=str))
+
+
+def hash_of_tokenizer(tokenizer: Any) -> str:
+    """A hash of how a tokenizer makes tokens of texts, whatever it was last asked to pad or cut."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return hash_of_text(json.dumps(sorted(tokenizer.get_vocab().items())))
+    given = json.loads(backend.to_str())
+    given.pop("padding", None)
+    given.pop("truncation", None)
+    return hash_of_text(json.dumps(given, sort_keys=True))
 
 
 def hash_of_text(text: str) -> str:
@@ -171,6 +193,6 @@ MODELS = (
     ModelKind(
         "hf", (TEXT, IMAGE), "hf:NAME_OR_FOLDER",
         "A text or vision model of transformers. Texts are pooled as its folder says, otherwise by their mean.", _load,
-        "'ray-backfill[cpu]'",
+        ("pooling", "normalise", "tokens", "dtype"), "'ray-backfill[cpu]'",
     ),
 )  # fmt: skip

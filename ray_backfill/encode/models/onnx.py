@@ -17,7 +17,7 @@ _MOST_TOKENS = 512
 class OnnxModel:
     """Its first output holds vectors, (B, d), or vectors of tokens, (B, n, d), which are pooled."""
 
-    batch = 32
+    batch, has_prompts = 32, False
 
     def __init__(self, spec: Spec, device: Device) -> None:
         import onnxruntime
@@ -40,8 +40,11 @@ class OnnxModel:
         self._tokenizer.enable_truncation(spec.tokens or _MOST_TOKENS)
         self._tokenizer.enable_padding()
         self._names, self._spec = {each.name for each in self._session.get_inputs()}, spec
-        mark = hashlib.blake2b(file.read_bytes(), digest_size=12)
-        mark.update(beside.read_bytes())
+        mark = hashlib.blake2b(beside.read_bytes(), digest_size=12)
+        for part in sorted(file.parent.glob(f"{file.name}*")):  # weights of large models stand beside it
+            with part.open("rb") as opened:
+                while piece := opened.read(64 << 20):
+                    mark.update(piece)
         self._mark = mark.hexdigest()
 
     def __call__(self, items: Sequence[Any], side: str) -> Any:
@@ -54,12 +57,10 @@ class OnnxModel:
         found = self._session.run(None, {name: x for name, x in given.items() if name in self._names})[0]
         if found.ndim == 3:
             found = _pooled(found, given["attention_mask"], self._spec.pooling or "mean")
-        if self._spec.normalise == "yes":
-            found = found / np.linalg.norm(found, axis=1, keepdims=True)
         return found
 
     def identity(self) -> dict[str, Any]:
-        return {"file": self._mark}
+        return {"file": self._mark, "pooling": self._spec.pooling or "mean", "length": self._spec.tokens}
 
 
 def _pooled(states: Any, mask: Any, pooling: str) -> Any:
@@ -71,14 +72,12 @@ def _pooled(states: Any, mask: Any, pooling: str) -> Any:
 
 
 def _load(spec: Spec, modality: str, device: Device) -> Encoder:
-    if spec.dtype != "fp32":
-        raise InputError(f"{spec}: an ONNX file has its own precision; leave dtype out")
     return OnnxModel(spec, device)
 
 
 MODELS = (
     ModelKind(
         "onnx", (TEXT,), "onnx:FILE.onnx", "A text model by ONNX Runtime, with tokenizer.json beside the file.", _load,
-        "onnxruntime tokenizers",
+        ("pooling", "tokens"), "onnxruntime tokenizers",
     ),
 )  # fmt: skip

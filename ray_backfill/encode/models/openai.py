@@ -7,6 +7,7 @@ import base64
 import http.client
 import json
 import os
+import re
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.secrets import learn
+from ray_backfill.core.secrets import learn_value
 from ray_backfill.encode.encoder import TEXT, Device, Encoder, ModelKind
 from ray_backfill.encode.spec import Spec
 
@@ -25,29 +26,43 @@ _DEFAULT = "https://api.openai.com/v1"
 _AGAIN = (408, 409, 429, 500, 502, 503, 504)
 _TRIES, _FIRST_WAIT_S, _LONGEST_WAIT_S, _TIMEOUT_S = 8, 0.5, 60.0, 120.0
 # Characters of a text that are sent: more than the 8,192 tokens that OpenAI's models read.
-_MOST_CHARACTERS = 24_000
+_MOST_CHARACTERS, _FEWEST_CHARACTERS = 24_000, 100
+
+
+class _TooLongError(InputError):
+    """A request has more tokens than the service takes."""
 
 
 class OpenAi:
     """An endpoint. Requests of one process follow each other."""
 
-    batch = 128
+    batch, has_prompts = 128, False
 
     def __init__(self, spec: Spec) -> None:
         self._url = os.environ.get("OPENAI_BASE_URL", _DEFAULT).rstrip("/")
-        key = os.environ.get("OPENAI_API_KEY", "")
+        key = os.environ.get("OPENAI_API_KEY", "").strip()
+        learn_value(key)
+        if not key.isascii() or not key.isprintable():
+            raise InputError("OPENAI_API_KEY holds characters that no key has; export it again")
         if not key and self._url == _DEFAULT:
             raise InputError(f"{spec} needs a key; export OPENAI_API_KEY=..., or OPENAI_BASE_URL of another endpoint")
-        if key:
-            learn(key)
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._spec, self._last = spec, 0.0
 
     def __call__(self, items: Sequence[Any], side: str) -> Any:
-        body: dict[str, Any] = {"model": self._spec.name, "input": [text[:_MOST_CHARACTERS] for text in items]}
+        texts = [text[: 3 * self._spec.tokens or _MOST_CHARACTERS] for text in items]
+        body: dict[str, Any] = {"model": self._spec.name, "input": texts}
         if self._spec.dims:
             body["dimensions"] = self._spec.dims
-        data = sorted(self._asked(body).get("data", []), key=lambda each: int(each.get("index", 0)))
+        try:
+            answer = self._asked(body)
+        except _TooLongError:
+            if len(texts) > 1:
+                return np.concatenate([self(half, side) for half in (texts[::2], texts[1::2])])[_unzipped(len(texts))]
+            if len(texts[0]) < _FEWEST_CHARACTERS:
+                raise
+            return self([texts[0][: len(texts[0]) // 2]], side)
+        data = sorted(answer.get("data", []), key=lambda each: int(each.get("index", 0)))
         if len(data) != len(items):
             raise InputError(f"{self._url} returned {len(data)} vectors for {len(items)} texts")
         return np.stack([_vector(each["embedding"]) for each in data])
@@ -65,7 +80,9 @@ class OpenAi:
             except urllib.error.HTTPError as error:
                 why = f"{error.code} {error.reason} {_told(error)}".strip()
                 if error.code not in _AGAIN:
-                    raise InputError(f"{self._url} refused {self._spec}: {why}") from error
+                    is_long = error.code in (400, 413) and re.search("length|token|too l", why)
+                    kind = _TooLongError if is_long else InputError
+                    raise kind(f"{self._url} refused {self._spec}: {why}") from error
                 wait_s = _asked_wait(error.headers.get("Retry-After")) or wait_s
             except (OSError, ValueError, http.client.HTTPException) as error:  # no answer, or half of one
                 why = f"{type(error).__name__}: {getattr(error, 'reason', error)}"
@@ -78,7 +95,12 @@ class OpenAi:
         self._last = time.monotonic()
 
     def identity(self) -> dict[str, Any]:
-        return {"endpoint": self._url, "model": self._spec.name}
+        return {"endpoint": self._url, "model": self._spec.name, "length": self._spec.tokens}
+
+
+def _unzipped(number: int) -> Any:
+    """Where each text is, if those at even places come first."""
+    return np.argsort(np.concatenate([np.arange(0, number, 2), np.arange(1, number, 2)]))
 
 
 def _vector(given: Any) -> Any:
@@ -107,6 +129,6 @@ def _load(spec: Spec, modality: str, device: Device) -> Encoder:
 MODELS = (
     ModelKind(
         "openai", (TEXT,), "openai:MODEL", "Any endpoint of OpenAI's protocol: OPENAI_BASE_URL and OPENAI_API_KEY.",
-        _load,
+        _load, ("requests", "tokens"),
     ),
 )  # fmt: skip

@@ -18,10 +18,11 @@ class PythonModel:
 
     def __init__(self, module: Any, name: str, made: Any) -> None:
         self._module, self._name, self._call = module, name, made
-        self.batch = int(getattr(made, "batch", 64))
+        batch = getattr(made, "batch", 64)
+        self.batch, self.has_prompts = batch if isinstance(batch, int) and batch > 0 else 64, False
         try:
             self._takes_side = "side" in inspect.signature(made).parameters
-        except ValueError:  # of a function in C
+        except (TypeError, ValueError):  # of a function in C
             self._takes_side = False
 
     def __call__(self, items: Sequence[Any], side: str) -> Any:
@@ -35,6 +36,8 @@ class PythonModel:
 
 def model_of(given: Callable[..., Any], modality: str) -> Model:
     """A function or an object of this process as a model."""
+    if not callable(given):
+        raise InputError(f"a model is words or a function of {modality}s, not {type(given).__name__}")
     name = getattr(given, "__qualname__", type(given).__qualname__)
     module = sys.modules.get(getattr(given, "__module__", ""))
     return Model(
@@ -55,14 +58,14 @@ def _load(spec: Spec, modality: str, device: Device) -> Encoder:
         if error.name != name.split(".")[0] and error.name != name:
             raise InputError(f"{spec}: {name} needs {error.name}, which is not installed") from error
         raise InputError(f"{spec}: there is no module {name} in {here} or among the installed packages") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{spec}: {name} cannot be imported: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         raise InputError(f"{spec}: the module {name} has no {attribute}")
     found = getattr(module, attribute)
     try:
         made = found() if inspect.isclass(found) else found
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{spec}: {attribute}() failed: {type(error).__name__}: {error}") from error
     if not callable(made):
         raise InputError(f"{spec}: {attribute} is {type(made).__name__}; it must take a list of {modality}s")

@@ -1,19 +1,26 @@
 """``sentence-transformers:NAME_OR_FOLDER``: the library's own pipeline, pooling, normalisation and prompts."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ray_backfill.core.errors import InputError
 from ray_backfill.encode.encoder import IMAGE, TEXT, Device, Encoder, ModelKind
-from ray_backfill.encode.models.huggingface import hash_of_tensors, not_found, torch_dtype
+from ray_backfill.encode.models.huggingface import (
+    hash_of_config,
+    hash_of_tensors,
+    hash_of_text,
+    hash_of_tokenizer,
+    not_found,
+    torch_dtype,
+)
 from ray_backfill.encode.spec import Spec
 
 
 class SentenceTransformers:
     """A SentenceTransformer."""
 
-    batch = 64
+    batch, has_prompts = 64, True
 
     def __init__(self, spec: Spec, device: Device) -> None:
         import torch
@@ -32,32 +39,37 @@ class SentenceTransformers:
         if spec.tokens:
             self._model.max_seq_length = spec.tokens
         self._spec = spec
-        self._prompts = {} if spec.prompt else dict(self._model.prompts or {})
 
     def __call__(self, items: Sequence[Any], side: str) -> Any:
-        name = next((each for each in (side, "passage" if side == "document" else "") if self._prompts.get(each)), None)
-        return self._model.encode(
-            list(items), prompt_name=name, batch_size=len(items), show_progress_bar=False, convert_to_numpy=True,
-            normalize_embeddings=self._spec.normalise == "yes",
-        )  # fmt: skip
+        how: dict[str, Any] = {"batch_size": len(items), "show_progress_bar": False, "convert_to_numpy": True}
+        if side in self._spec.prompt:
+            how["prompt"] = self._spec.prompt[side]
+        encode = self._model.encode_query if side == "query" else self._model.encode_document
+        return encode(list(items), **how)
 
     def identity(self) -> dict[str, Any]:
-        pipeline = [type(each).__name__ for each in self._model]
+        model, settings = self._model, []
+        for each in model:
+            own = each.get_config_dict() if hasattr(each, "get_config_dict") else {}
+            of_network = hash_of_config(each.auto_model.config) if hasattr(each, "auto_model") else ""
+            settings.append([type(each).__name__, json.loads(json.dumps(own, default=str)), of_network])
+        tokenizer = getattr(model, "tokenizer", None)
         return {
-            "weights": hash_of_tensors(self._model.state_dict().items()), "pipeline": pipeline,
-            "length": self._model.max_seq_length, "prompts": self._prompts,
+            "weights": hash_of_tensors(model.state_dict().items()), "pipeline": hash_of_text(json.dumps(settings)),
+            "length": model.max_seq_length, "prompts": dict(model.prompts or {}),
+            "default_prompt": model.default_prompt_name or "",
+            "tokenizer": hash_of_tokenizer(tokenizer) if hasattr(tokenizer, "get_vocab") else "",
         }  # fmt: skip
 
 
 def _load(spec: Spec, modality: str, device: Device) -> Encoder:
-    if spec.pooling:
-        raise InputError(f"{spec}: sentence-transformers models have their own pooling; use hf: to choose one")
     return SentenceTransformers(spec, device)
 
 
 MODELS = (
     ModelKind(
         "sentence-transformers", (TEXT, IMAGE), "sentence-transformers:NAME_OR_FOLDER",
-        "A model of the library sentence-transformers, as its own encode() embeds.", _load, "sentence-transformers",
+        "A model of the library sentence-transformers, as its own encode_query() and encode_document() embed.", _load,
+        ("tokens", "dtype"), "sentence-transformers",
     ),
 )  # fmt: skip

@@ -1,0 +1,43 @@
+"""Images as models get them, and parts of which nothing is left."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from ray_backfill.encode.encoder import TEXT, Device
+from ray_backfill.encode.kinds import load_model, parse_spec
+from ray_backfill.encode.part import broken_in, contents_of, embed_part
+from tests.encode import _models
+
+
+def opened(path: Path, image: Image.Image, **how: Any) -> Any:
+    image.save(path, **how)
+    contents, broken = contents_of(pa.table({"image": [str(path)]}), 1)
+    return broken.get(0) or np.asarray(contents[0])
+
+
+def test_images_are_rgb_of_eight_bits(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)
+    found = opened(tmp_path / "deep.png", Image.fromarray(ramp))
+    np.testing.assert_allclose(found[..., 0], ramp / 257, atol=1)
+    clear = opened(tmp_path / "clear.png", Image.new("RGBA", (4, 4), (9, 9, 9, 0)))
+    assert (clear == 255).all(), "what is transparent is white"
+    solid = opened(tmp_path / "solid.png", Image.new("LA", (4, 4), (9, 255)))
+    assert (solid == 9).all()
+    floats = opened(tmp_path / "f.tif", Image.fromarray(np.ones((4, 4), np.float32)))
+    assert "floating-point" in floats
+
+
+def test_a_part_of_which_nothing_is_left_is_empty(tmp_path: Path) -> None:
+    model = load_model(parse_spec("python:tests.encode._models:old"), TEXT, Device())
+    model.probes()
+    pq.write_table(pa.table({"id": ["a", "b"], "text": [" ", None]}), tmp_path / "in.parquet")
+    table = embed_part(tmp_path / "in.parquet", "gallery", {"old": model})
+    assert table.num_rows == 0
+    assert table["old"].type.list_size == _models.old(["a"]).shape[1]
+    pq.write_table(table, tmp_path / "out.parquet")
+    assert [row["id"] for row in broken_in(tmp_path / "out.parquet", "gallery")] == ["a", "b"]
