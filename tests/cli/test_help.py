@@ -41,6 +41,7 @@ LINES = [
     ("embed", ["--old", "hf:a", "--new", "hf:b", "--texts", "texts.csv"]),
     ("embed", []),
     ("fit", ["--data", "my_embeddings"]),
+    ("fit", ["--old", "hf:a", "--new", "hf:b", "--texts", "texts.csv"]),
     ("fit", []),
     ("reproduce", ["--recipe", "landmarks"]),
     ("import", ["--out", "my_embeddings"]),

@@ -125,6 +125,8 @@ def test_one_command_leads_from_two_words_to_a_report(tmp_path: Path, capsys: py
     if "next: " in shown:
         following = " ".join(shown[shown.index("next: ") :].split())
         assert f"ray-backfill drill --old {OLD} --new {NEW}" in following
+    _main(["fit", *words[:8], *words[-2:], "--methods", "procrustes_gallery"])
+    assert "procrustes_gallery: " in capsys.readouterr().out
     _main(["embed", *words[:8], *words[-2:]])
     assert f"embeddings: {tmp_path / 'run' / 'embeddings'}" in capsys.readouterr().out
 
