@@ -2,7 +2,7 @@
 
 Each piece needs torch with CUDA; ``faiss`` also faiss-gpu. Nothing is skipped: a piece that cannot run fails.
 
-    python -m benchmarks.gpu stack products curves speed faiss
+    python -m benchmarks.gpu stack products curves speed text faiss
 """
 
 import json
@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,13 @@ import torch
 
 import ray_backfill as rb
 from benchmarks.replay_tools import seconds
+from ray_backfill.encode.encoder import Device
+from ray_backfill.encode.kinds import load_model, parse_spec
 from ray_backfill.engine.device import full_float32, make_tiles
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.merges import fit_merge
+from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.engine.replay.first import find_first
 from ray_backfill.engine.replay.prepare import Served
 
@@ -192,6 +197,39 @@ def _bare(pair: rb.UpgradePair) -> float:
         return seconds(multiply)
 
 
+def text() -> None:
+    """Rate and difference of a text model of MiniLM's size with random weights, by precision, beside the CPU."""
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(3000))]
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(words[5:], rng.integers(5, 120))) for _ in range(4000)]
+    with TemporaryDirectory() as folder:
+        vocabulary = Path(folder) / "vocab.txt"
+        vocabulary.write_text("\n".join(words), encoding="utf-8")
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=len(words), hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+        )
+        BertModel(config).eval().save_pretrained(folder)
+        BertTokenizerFast(vocab=str(vocabulary), model_max_length=128).save_pretrained(folder)
+        expected, cpus = np.empty((0, 384), np.float32), usable_cpus()
+        for device, options in (("cpu", ""), (DEVICE, ""), (DEVICE, "&dtype=bf16"), (DEVICE, "&dtype=fp16")):
+            spec = parse_spec(f"hf:{folder}#batch={32 if device == 'cpu' else 256}{options}")
+            model = load_model(spec, "text", Device(device, cpus))
+            own = texts[:1000] if device == "cpu" else texts
+            model.embed(texts[:300], "query")
+            began = time.perf_counter()
+            found = model.embed(own, "query")
+            rate = len(own) / (time.perf_counter() - began)
+            expected = found[:200] if not len(expected) else expected
+            note(
+                device=device, options=options, texts_per_s=rate,
+                largest_difference=float(abs(found[:200] - expected).max()),
+                length=float(np.linalg.norm(expected, axis=1).mean()),
+            )  # fmt: skip
+
+
 def faiss() -> None:
     """Indexes on the GPU find what the same indexes find on the CPU; searches beside merges do not end the process."""
     rng = np.random.default_rng(0)
@@ -245,7 +283,7 @@ def _beside_merges(vectors: Any, query: Any, for_s: float = 25.0) -> None:
 
 
 PIECES: dict[str, Callable[[], None]] = {
-    "stack": stack, "products": products, "curves": curves, "speed": speed, "faiss": faiss,
+    "stack": stack, "products": products, "curves": curves, "speed": speed, "text": text, "faiss": faiss,
 }  # fmt: skip
 
 

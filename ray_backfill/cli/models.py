@@ -6,12 +6,14 @@ from pathlib import Path
 
 from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.cli.runs import Run
+from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.errors import InputError
 from ray_backfill.encode.encoder import IMAGE, TEXT
 from ray_backfill.encode.items import ItemSettings, ItemSources
 from ray_backfill.encode.kinds import parse_spec
 from ray_backfill.encode.spec import Spec
-from ray_backfill.workers.settings import Context, EmbedActors
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.workers.settings import Context, EmbedActors, Workers
 
 _TYPED = {"--texts", "--images"}
 
@@ -43,6 +45,15 @@ class ModelsJob(Run):
         specs = {name: parse_spec(getattr(self, name), f"--{name}") for name in ("old", "new")}
         modality = TEXT if self.texts else IMAGE
         return specs, ItemSources(modality, self.texts or self.images, self.queries, self.train)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedModelsJob(ModelsJob):
+    """A comparison of methods between two models that embed first."""
+
+    evaluation: Evaluation = field(default_factory=Evaluation.of_folder)
+    fits: FitSettings = field(default_factory=FitSettings.of_folder)
+    workers: Workers = field(default_factory=Workers)
 
 
 def names_models(arguments: Sequence[str]) -> bool:

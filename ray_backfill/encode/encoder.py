@@ -114,7 +114,8 @@ class Model:
             raise InputError(f"the model {self.spec} has only {found.shape[1]} dimensions; lower dims")
         found = found[:, : self.spec.dims] if self.spec.dims else found
         if not np.isfinite(found).all():
-            raise InputError(f"the model {self.spec} returned a vector that is not finite; try dtype=fp32")
+            remedy = "mend it, or leave out what it fails on" if self.spec.dtype == "fp32" else "try dtype=fp32"
+            raise InputError(f"the model {self.spec} returned a vector that is not finite; {remedy}")
         if self.dims and found.shape[1] != self.dims:
             raise InputError(
                 f"the model {self.spec} returned vectors of {self.dims} and of {found.shape[1]} dimensions"

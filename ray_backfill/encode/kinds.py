@@ -29,11 +29,6 @@ def all_kinds() -> dict[str, ModelKind]:
     return {row.name: row for row in rows}
 
 
-def is_spec(text: str) -> bool:
-    """Whether a text names a model of a known kind."""
-    return text.partition(":")[0] in all_kinds()
-
-
 def parse_spec(text: str, option: str = "model") -> Spec:
     """Read a model's words. option: where they stand, for messages.
 
@@ -52,7 +47,10 @@ def parse_spec(text: str, option: str = "model") -> Spec:
     name, _, options = rest.partition("#")
     if not name:
         raise InputError(f"{option} {text!r} lacks a name, as in {known[kind].example}")
-    name = str(Path(name).absolute()) if kind in _OF_FILES and Path(name).exists() else name  # for actors
+    if kind in _OF_FILES and Path(name).exists():
+        name = str(Path(name).absolute())  # for actors
+    elif kind in _OF_FILES and name.startswith(("/", ".", "~")):
+        raise InputError(f"{option} {text}: there is no {name}; give a file or folder that there is")
     pairs = [each.partition("=") for each in options.split("&")] if options else []
     try:
         if not all(equals for _, equals, _ in pairs):

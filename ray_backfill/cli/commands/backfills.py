@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ray_backfill.cli import absolute, shown
-from ray_backfill.cli.models import ModelsJob, embedded, has_truth, models_options, names_models
+from ray_backfill.cli.models import ComparedModelsJob, embedded, has_truth, models_options, names_models
 from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.cli.runs import (
     ExitCode,
@@ -76,12 +76,9 @@ class SimulateArraysJob(Run, ForPrograms):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateModelsJob(ModelsJob, ForPrograms):
+class SimulateModelsJob(ComparedModelsJob, ForPrograms):
     """A comparison of two models on texts or images, which both embed first."""
 
-    evaluation: Evaluation = field(default_factory=Evaluation.of_folder)
-    fits: FitSettings = field(default_factory=FitSettings.of_folder)
-    workers: Workers = field(default_factory=Workers)
     place: ReplayPlace = field(default_factory=ReplayPlace)
 
 
@@ -214,12 +211,9 @@ class DrillFolderJob(FolderJob, ExitCode):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrillModelsJob(ModelsJob, ExitCode):
+class DrillModelsJob(ComparedModelsJob, ExitCode):
     """A live backfill of texts or images: the new model embeds them while the old one serves."""
 
-    evaluation: Evaluation = field(default_factory=Evaluation.of_folder)
-    fits: FitSettings = field(default_factory=FitSettings.of_folder)
-    workers: Workers = field(default_factory=Workers)
     live: LiveSettings = field(default_factory=LiveSettings)
 
 

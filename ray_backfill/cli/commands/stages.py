@@ -1,37 +1,25 @@
 """``ray-backfill fit``, ``embed`` and ``train``: single stages of a run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ray_backfill.cli import absolute, shown
-from ray_backfill.cli.models import ModelsJob, embedded, models_options, names_models
+from ray_backfill.cli.models import ComparedModelsJob, ModelsJob, embedded, models_options, names_models
 from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.cli.runs import FolderJob, RecipeJob, check_names, prepared, recipe_options, run_options, running
-from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.errors import InputError
-from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.settings import Workers
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitModelsJob(ModelsJob):
-    """Maps between two models, fitted on texts or images that both embed first."""
-
-    evaluation: Evaluation = field(default_factory=Evaluation.of_folder)
-    fits: FitSettings = field(default_factory=FitSettings.of_folder)
-    workers: Workers = field(default_factory=Workers)
 
 
 def fit_options(arguments: Sequence[str]) -> Options:
     """The options for two models, for a folder of embeddings or for a recipe."""
     if names_models(arguments):
-        return models_options(FitModelsJob, arguments)
+        return models_options(ComparedModelsJob, arguments)
     return run_options(arguments, FolderJob, RecipeJob)
 
 
-def run_fit(job: FolderJob | FitModelsJob | RecipeJob) -> None:
+def run_fit(job: FolderJob | ComparedModelsJob | RecipeJob) -> None:
     """Fit, and print the paths of the networks and what was left out."""
     check_names(job)
     from ray_backfill.compare.fits import fit_folder
@@ -42,7 +30,7 @@ def run_fit(job: FolderJob | FitModelsJob | RecipeJob) -> None:
         data = absolute("--data", job.data)
         with running(job) as context:
             networks, left_out = fit_folder(data, job.evaluation, job.fits, context)
-    elif isinstance(job, FitModelsJob):
+    elif isinstance(job, ComparedModelsJob):
         request = job.checked()
         with running(job) as context:
             networks, left_out = fit_folder(embedded(request, job, context), job.evaluation, job.fits, context)
