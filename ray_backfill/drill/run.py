@@ -36,6 +36,7 @@ from ray_backfill.drill.shard import ShardPlace, shard_edges
 from ray_backfill.drill.tables import TABLES, DrillFacts
 from ray_backfill.encode.encoder import Device
 from ray_backfill.encode.items import ItemSettings, ItemSources
+from ray_backfill.encode.part import EncodeRequest
 from ray_backfill.encode.spec import Spec
 from ray_backfill.engine.index import check_index, make_partition
 from ray_backfill.engine.merges import Merge, all_merges
@@ -73,6 +74,7 @@ def drill_models(
 
     specs: "old" and "new". Raises InputError: see ``drill_recipe``.
     """
+    from ray_backfill.encode.bill import estimate
     from ray_backfill.encode.stage import embed_two
     from ray_backfill.workers.session import session
 
@@ -84,7 +86,9 @@ def drill_models(
         number, on_gpu = check_room(live, actors)
         before = embed_two(context, specs, sources, settings, tuple(old_models(method)))
         folder = read_folder(before, needed, gallery_needs=("old",))
-        device = Device("cuda" if on_gpu else "cpu", max(1, int(actors.cpus)))
+        under_traffic = EncodeRequest(context.out / "items", sources.modality, {"new": specs["new"]})
+        estimate(under_traffic, [(split, part) for split, part in under_traffic.parts() if split == "gallery"])
+        device = Device("cuda" if on_gpu else "cpu", max(1, int(actors.cpus)), number)
         source = FromItems(
             context.out / "items", sources.modality, dict(specs), folder.gallery.stored, device, tuple(sys.path)
         )

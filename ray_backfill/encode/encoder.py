@@ -31,8 +31,14 @@ class Encoder(Protocol):
     has_prompts: bool
     """Whether it puts the prompts of its spec before texts by itself."""
 
-    def __call__(self, items: Sequence[Any], side: str) -> Any:
-        """(B, d) vectors of texts, or of PIL images in RGB. side: "query" or "document"."""
+    def prepare(self, items: Sequence[Any], side: str) -> Any:
+        """Tokens of texts, pixels of PIL images in RGB, or the items as they are. It runs in another thread than the
+        model, which embeds the batch before. side: "query" or "document".
+        """
+        ...
+
+    def __call__(self, prepared: Any, side: str) -> Any:
+        """(B, d) vectors of what ``prepare`` made of B items."""
         ...
 
     def identity(self) -> dict[str, Any]:
@@ -42,10 +48,13 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class Device:
-    """Where a model computes: "cpu" or "cuda", and how many CPU threads it may use."""
+    """Where a model computes: "cpu" or "cuda", and how many CPU threads it may use. processes: that use the same model
+    at the same time, and share its limits.
+    """
 
     name: str = "cpu"
     threads: int = 1
+    processes: int = 1
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,8 @@ class ModelKind:
     """A kind of model. name: the word before the colon. modalities: what it can embed. example: for messages.
 
     explains: a sentence for the help. options: of its spec, besides dims, prompt, batch and normalise=yes. extra: what
-    pip installs for it. load: loads the model for texts or images; raises InputError.
+    pip installs for it. is_paid: whether somebody charges for its tokens. load: loads the model for texts or images;
+    raises InputError.
     """
 
     name: str
@@ -63,6 +73,7 @@ class ModelKind:
     load: Callable[[Spec, str, Device], Encoder]
     options: tuple[str, ...] = ()
     extra: str = ""
+    is_paid: bool = False
 
 
 @dataclass(eq=False)
@@ -74,42 +85,57 @@ class Model:
     encoder: Encoder
     dims: int = field(default=0, init=False)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that a paid service has read for this object."""
+        return getattr(self.encoder, "tokens", 0)
+
+    @property
+    def size(self) -> int:
+        """Items of a batch."""
+        return self.spec.batch or self.encoder.batch
+
     def embed(self, items: Sequence[Any], side: str) -> NDArray[np.float32]:
-        """(B, d) vectors. Texts of about the same length are embedded together.
+        """(B, d) vectors. Texts of about the same length are embedded together. Raises InputError as ``vectors``."""
+        order = by_length(items)
+        found = self.vectors(self.prepare([items[row] for row in order], side), side)
+        return found[np.argsort(order)]
+
+    def prepare(self, items: Sequence[Any], side: str) -> list[tuple[int, Any]]:
+        """The items in batches: their number, and what the model takes of them. Raises InputError as ``vectors``."""
+        prompt = "" if self.encoder.has_prompts else self.spec.prompt.get(side, "")
+        given = [prompt + item for item in items] if prompt else items
+        batches = [given[first : first + self.size] for first in range(0, len(given), self.size)]
+        return [(len(batch), self._called(self.encoder.prepare, batch, side, len(batch))) for batch in batches]
+
+    def vectors(self, batches: Sequence[tuple[int, Any]], side: str) -> NDArray[np.float32]:
+        """(B, d) vectors of prepared batches.
 
         Raises:
             InputError: The model fails, or returns anything but one finite vector for each item.
         """
-        size = self.spec.batch or self.encoder.batch
-        lengths = [len(item) if isinstance(item, str) else 0 for item in items]
-        order = np.argsort(lengths, kind="stable")
-        out: NDArray[np.float32] | None = None
-        for first in range(0, len(order), size):
-            rows = order[first : first + size]
-            found = self._vectors([items[row] for row in rows], side)
-            out = np.empty((len(items), found.shape[1]), np.float32) if out is None else out
-            out[rows] = found
-        return np.empty((0, self.dims), np.float32) if out is None else out
+        found = [self._checked(self._called(self.encoder, batch, side, items), items) for items, batch in batches]
+        return np.concatenate(found) if found else np.empty((0, self.dims), np.float32)
 
-    def _vectors(self, items: Sequence[Any], side: str) -> NDArray[np.float32]:
-        prompt = "" if self.encoder.has_prompts else self.spec.prompt.get(side, "")
+    def _called(self, step: Callable[[Any, str], Any], given: Any, side: str, items: int) -> Any:
         try:
-            given = self.encoder([prompt + item for item in items] if prompt else items, side)
-            found = np.asarray(given, np.float32)
+            return step(given, side)
         except (InputError, KeyboardInterrupt, MemoryError):
             raise
         except Exception as error:  # of a user's own code or of a library
             why = str(error).strip().splitlines() or [type(error).__name__]
+            raise InputError(f"the model {self.spec} failed on {items} {self.modality}s: {why[0][:300]}") from error
+
+    def _checked(self, given: Any, items: int) -> NDArray[np.float32]:
+        """The vectors that a model returned for so many items. Raises InputError for anything else."""
+        found = np.asarray(given, np.float32)
+        if found.ndim == 3 or (found.ndim == 2 and len(found) != items):
             raise InputError(
-                f"the model {self.spec} failed on {len(items)} {self.modality}s: {why[0][:300]}"
-            ) from error
-        if found.ndim == 3 or (found.ndim == 2 and len(found) != len(items)):
-            raise InputError(
-                f"the model {self.spec} returned an array of shape {found.shape} for {len(items)} {self.modality}s; "
+                f"the model {self.spec} returned an array of shape {found.shape} for {items} {self.modality}s; "
                 "one vector for each item is needed (models with several, such as ColBERT, cannot be replayed)"
             )
         if found.ndim != 2:
-            raise InputError(f"the model {self.spec} returned an array of shape {found.shape}, not ({len(items)}, d)")
+            raise InputError(f"the model {self.spec} returned an array of shape {found.shape}, not ({items}, d)")
         if self.spec.dims > found.shape[1]:
             raise InputError(f"the model {self.spec} has only {found.shape[1]} dimensions; lower dims")
         found = found[:, : self.spec.dims] if self.spec.dims else found
@@ -139,6 +165,16 @@ class Model:
     def identity(self) -> dict[str, Any]:
         """What determines its vectors."""
         return self.spec.meaning() | self.encoder.identity()
+
+
+def tokens_in(characters: int) -> int:
+    """About how many tokens so many characters of English are, as OpenAI estimates: a quarter."""
+    return -(-characters // 4)
+
+
+def by_length(items: Sequence[Any]) -> NDArray[np.int64]:
+    """(B,) an order of items in which texts of about the same length follow each other; images stay."""
+    return np.argsort([len(item) if isinstance(item, str) else 0 for item in items], kind="stable")
 
 
 def same_model(found: NDArray[np.float32], recorded: Sequence[Sequence[float]]) -> bool:

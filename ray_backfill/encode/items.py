@@ -1,15 +1,16 @@
 """What is to be embedded: texts or images of a user, as a gallery, queries and a train split, written in parts.
 
 Texts come from any source of tables (``data.sources``) or from a folder as BEIR has it (corpus.jsonl, queries.jsonl,
-qrels); images from a folder, whose subfolders are classes. Where there is one source only, queries and a train split
-are drawn from it at random.
+qrels); images from a folder, whose subfolders are classes, a table of their paths, or tar shards as WebDataset has
+them. Where there is one source only, queries and a train split are drawn from it at random.
 """
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+import tarfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,9 @@ SPLITS = ("gallery", "queries", "train")
 # Names that columns usually have, the first that is there counts. A title stands before its text.
 _IDS = ("id", "_id", "doc_id", "docid", "pid", "query_id")
 _TEXTS = ("text", "content", "body", "passage", "sentence", "question", "query")
+_IMAGES = ("image", "path", "file", "file_name", "filename")
+# Columns that say where an image is: its file or shard, and there the first byte and the number of bytes.
+PLACE = ("image", "offset", "bytes")
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 # Largest share of a single source that becomes queries, and train items.
 _QUERY_SHARE, _TRAIN_SHARE = 0.1, 0.25
@@ -44,6 +48,8 @@ class ItemSettings:
     """Column of the ids; empty: id, _id or the like, otherwise the numbers of the rows."""
     text_column: str = ""
     """Column of the texts; empty: text, content or the like, with the column title before it."""
+    image_column: str = ""
+    """Column of the paths of images, relative to the table; empty: image, path or the like."""
     label_column: str = ""
     """Column of classes, which make right answers; empty: label, if there is one."""
     draw_queries: int = 500
@@ -81,8 +87,9 @@ def write_items(folder: Path, sources: ItemSources, settings: ItemSettings, over
         tables = _texts(sources, settings) if sources.modality == TEXT else _images(sources, settings)
         for split, table in tables.items():
             _check(split, table, sources)
+        _check_labels(tables)
         marks = {split: _mark(table) for split, table in tables.items()}
-        made = asdict(replace(settings, id_column="", text_column="", label_column=""))
+        made = asdict(replace(settings, id_column="", text_column="", image_column="", label_column=""))
         key = RunKey("items", {"modality": sources.modality} | made, marks)
         if begin_stage(folder, key, overwrite):
             return folder
@@ -117,10 +124,28 @@ def items_fingerprint(folder: Path) -> str:
 
 def _mark(table: pa.Table) -> str:
     if "image" in table.column_names:  # another file may have the same name
-        paths = [Path(path) for path in table["image"].to_pylist()]
-        stats = [(path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-        return fingerprint(table["id"].to_pylist(), [str(path) for path in paths], stats)
+        stats = {path: _size_and_time(path) for path in set(table["image"].to_pylist())}
+        return fingerprint(sorted(stats.items()), *(table[name].to_pylist() for name in table.column_names))
     return fingerprint(table.schema.names, *(column.combine_chunks().to_pylist() for column in table.columns))
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
+    try:
+        found = Path(path).stat()
+    except OSError:  # listed among the broken items
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
+def _check_labels(tables: Mapping[str, pa.Table]) -> None:
+    kinds = {split: table["label"].type for split, table in tables.items() if "label" in table.column_names}
+    whole = {split: pa.types.is_integer(kind) for split, kind in kinds.items()}
+    if len(set(whole.values())) > 1:
+        other = next(split for split in whole if whole[split] != whole["gallery"])
+        raise InputError(
+            f"labels of the gallery are {kinds['gallery']}, those of the {other} are {kinds[other]}; none would be "
+            "equal: write both in the same way"
+        )
 
 
 def _check(split: str, table: pa.Table, sources: ItemSources) -> None:
@@ -186,29 +211,41 @@ def _is_number(text: str) -> bool:
 
 def _text_table(given: str, settings: ItemSettings) -> pa.Table:
     """The columns id, text and label of a source."""
+    table, text_name = _read_table(given, settings, "text", settings.text_column, _TEXTS)
+    title = "title" if "title" in table.column_names and not settings.text_column and text_name != "title" else ""
+    texts = [_joined(*row) for row in zip(*(table[n].to_pylist() for n in (title, text_name) if n), strict=True)]
+    own = {name: table[name] for name in ("id", "label") if name in table.column_names}
+    columns = {"id": own.pop("id", pa.array(np.arange(len(table)))), "text": pa.array(texts, pa.string())}
+    return pa.table(columns | own)
+
+
+def _read_table(
+    given: str, settings: ItemSettings, what: str, wanted: str, usual: Sequence[str]
+) -> tuple[pa.Table, str]:
+    """The columns of a source that count, those of ids and labels under these names; and the name of the contents."""
     source = open_source(given)
     id_name = _found(settings.id_column, _IDS, source.columns, given)
-    text_name = _found(settings.text_column, _TEXTS, source.columns, given)
-    if not text_name:
+    name = _found(wanted, usual, source.columns, given)
+    if not name:
         raise InputError(
-            f"{given} has no column {' or '.join(_TEXTS[:3])}; name it with --items.text-column; it has: "
+            f"{given} has no column {' or '.join(usual[:3])}; name it with --items.{what}-column; it has: "
             f"{', '.join(source.columns)}"
         )
     label_name = _found(settings.label_column, ("label",), source.columns, given)
-    title = "title" if "title" in source.columns and not settings.text_column and text_name != "title" else ""
-    names = [each for each in (id_name, text_name, label_name, title) if each]
+    title = "title" if "title" in source.columns else ""
+    names = [each for each in (id_name, name, label_name, title) if each]
     batches = list(source.read(list(dict.fromkeys(names)), 0))
     if not batches:
         raise InputError(f"{given} has no rows")
-    table = pa.Table.from_batches(batches)
-    texts = [_joined(*row) for row in zip(*(table[n].to_pylist() for n in (title, text_name) if n), strict=True)]
-    ids = table[id_name] if id_name else pa.array(np.arange(len(table)))
-    if not pa.types.is_integer(ids.type):
-        ids = ids.cast(pa.string())
-    columns = {"id": ids, "text": pa.array(texts, pa.string())}
+    read = pa.Table.from_batches(batches)
+    columns = {each: read[each] for each in (title, name) if each}
+    if id_name:
+        columns["id"] = read[id_name]
+        if not pa.types.is_integer(columns["id"].type):
+            columns["id"] = columns["id"].cast(pa.string())
     if label_name:
-        columns["label"] = table[label_name]
-    return pa.table(columns)
+        columns["label"] = read[label_name]
+    return pa.table(columns), name
 
 
 def _joined(*parts: Any) -> str:
@@ -222,16 +259,18 @@ def _found(wanted: str, usual: Sequence[str], columns: Mapping[str, Any], given:
 
 
 def _images(sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
-    tables = {s: _image_table(getattr(sources, s)) for s in SPLITS if getattr(sources, s)}
+    tables = {s: _image_table(getattr(sources, s), settings) for s in SPLITS if getattr(sources, s)}
     return _with_drawn(tables, settings)
 
 
-def _image_table(given: str) -> pa.Table:
-    """The columns id, image (path) and, if there are subfolders, label."""
+def _image_table(given: str, settings: ItemSettings) -> pa.Table:
+    """The columns id, those of PLACE and, if there are classes, label."""
     root = Path(given).absolute()
+    if root.suffix == ".tar" or any(root.glob("*.tar")):
+        return _of_shards([root] if root.suffix == ".tar" else sorted(root.glob("*.tar")))
     if not root.is_dir():
-        raise InputError(f"there is no folder {given}; give a folder of images")
-    paths = [path for path in _files(root) if path.suffix.lower() in _SUFFIXES]
+        return _of_paths(given, settings)
+    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
     if not paths:
         raise InputError(f"{given} has no images ({', '.join(_SUFFIXES[:4])}, ...)")
     names = [path.relative_to(root) for path in paths]
@@ -241,8 +280,49 @@ def _image_table(given: str) -> pa.Table:
     return pa.table(columns)
 
 
-def _files(root: Path) -> Iterator[Path]:
-    yield from sorted(path for path in root.rglob("*") if path.is_file())
+def _of_paths(given: str, settings: ItemSettings) -> pa.Table:
+    """A table of paths, which are relative to its own folder; they are the ids if it has none."""
+    if not Path(given).exists():
+        raise InputError(f"there is no {given}; give a folder of images, a table of their paths, or tar shards")
+    table, name = _read_table(given, settings, "image", settings.image_column, _IMAGES)
+    if not is_text(table[name].type):
+        raise InputError(f"{given}: the column {name} holds {table[name].type}; it must hold paths of images")
+    paths = table[name].to_pylist()
+    files = [str(Path(given).absolute().parent / (path or "")) for path in paths]
+    if not any(Path(file).is_file() for file in files):
+        raise InputError(f"none of the files that {given} lists exist, such as {files[0]}")
+    own = {each: table[each] for each in ("id", "label") if each in table.column_names}
+    return pa.table({"id": own.pop("id", pa.array(paths)), "image": pa.array(files)} | own)
+
+
+def _of_shards(shards: Sequence[Path]) -> pa.Table:
+    """Images of tar files, and their classes: the files KEY.jpg and KEY.cls belong together."""
+    found: dict[str, tuple[str, int, int]] = {}
+    labels: dict[str, str] = {}
+    for shard in shards:
+        try:
+            with tarfile.open(shard, "r:") as tar:
+                for member in tar:
+                    folder, slash, file = member.name.rpartition("/")
+                    name, _, kind = file.partition(".")
+                    key = folder + slash + name
+                    if member.isfile() and f".{kind.lower()}" in _SUFFIXES:
+                        if key in found:
+                            raise InputError(f"{shard} has the key {key!r} a second time; make keys unique")
+                        found[key] = (str(shard), member.offset_data, member.size)
+                    elif member.isfile() and kind == "cls":
+                        labels[key] = cast("IO[bytes]", tar.extractfile(member)).read(1000).decode("utf-8").strip()
+                if tar.offset + tarfile.BLOCKSIZE > shard.stat().st_size:  # the library passes over that
+                    raise InputError(f"{shard} ends too early; fetch it again")
+        except (OSError, tarfile.TarError, UnicodeDecodeError) as error:
+            raise InputError(f"{shard} cannot be read as a tar file without compression: {error}") from error
+    if not found:
+        raise InputError(f"{shards[0]} has no images ({', '.join(_SUFFIXES[:4])}, ...)")
+    columns = {"id": pa.array(list(found))}
+    columns |= {name: pa.array(column) for name, column in zip(PLACE, zip(*found.values(), strict=True), strict=True)}
+    if labels:
+        columns["label"] = pa.array([labels.get(key) for key in found], pa.string())
+    return pa.table(columns)
 
 
 def _with_drawn(tables: dict[str, pa.Table], settings: ItemSettings) -> dict[str, pa.Table]:

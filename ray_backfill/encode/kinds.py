@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -78,8 +79,8 @@ def _with_options(spec: Spec, options: list[tuple[str, str]], kind: ModelKind) -
             given[name] = kinds[name](value)
         except ValueError:
             raise InputError(f"{name} must be a number, not {value!r}") from None
-        if given[name] != value and given[name] < 0:
-            raise InputError(f"{name} must not be negative, got {value}")
+        if given[name] != value and not 0 <= given[name] < inf:
+            raise InputError(f"{name} must be a number from 0 on, got {value}")
     for name, known in (("pooling", POOLINGS), ("dtype", DTYPES), ("normalise", ("yes", "no"))):
         if given.get(name, known[0]) not in known:
             raise unknown_name(name, given[name], known)

@@ -1,27 +1,32 @@
 """Embeds one part of the items: reads it, leaves out what cannot be embedded, and makes the table of its embeddings."""
 
 import json
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ray_backfill.core.schema import open_checked
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.write import vector_column
-from ray_backfill.encode.encoder import TEXT, Model
-from ray_backfill.encode.items import SPLITS
+from ray_backfill.encode.encoder import TEXT, Model, by_length
+from ray_backfill.encode.items import PLACE, SPLITS
 from ray_backfill.encode.spec import Spec
 
-_BROKEN = b"broken_items"  # metadata of a part: JSON list of [id, reason]
+# Metadata of a part: JSON list of [id, reason], and tokens by model that a paid service has read for it.
+_BROKEN, _TOKENS = b"broken_items", b"tokens"
 
 # Vectors as plain numbers.
 Rows = list[list[float]]
+Key = TypeVar("Key")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -49,18 +54,46 @@ class EncodeRequest:
 
 
 def embed_part(items: Path, split: str, models: Mapping[str, Model], threads: int = 1) -> pa.Table:
-    """The table of a part. items: its file. models: used before, so that their dimensions are known. Raises
-    InputError if a model fails.
+    """The table of a part. items: its file. models: used before, so that their dimensions are known. A batch is read
+    and prepared while the models embed the one before. Raises InputError if a model fails.
     """
     table = pq.read_table(items)
-    contents, broken = contents_of(table, threads)
-    kept = np.array([i for i in range(len(table)) if i not in broken], np.int64)
-    side = "query" if split == "queries" else "document"
-    given = [contents[i] for i in kept]
-    columns = {name: table[name].take(pa.array(kept)) for name in table.column_names if name != "image"}
-    columns |= {name: vector_column(model.embed(given, side)) for name, model in models.items()}
-    listed = [[str(table["id"][i].as_py()), why] for i, why in broken.items()]
-    return pa.table(columns).replace_schema_metadata({_BROKEN: json.dumps(listed)})
+    order = by_length(table[TEXT].to_pylist() if TEXT in table.column_names else range(len(table)))
+    size, side = max(model.size for model in models.values()), "query" if split == "queries" else "document"
+
+    def prepared(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[str, Any], dict[int, str]]:
+        contents, broken = contents_of(table.take(pa.array(rows)), threads)
+        good = [i for i in range(len(rows)) if i not in broken]
+        given = [contents[i] for i in good]
+        batches = {name: model.prepare(given, side) for name, model in models.items()}
+        return rows[good], batches, {int(rows[i]): why for i, why in broken.items()}
+
+    before = {name: model.tokens for name, model in models.items()}
+    vectors = {name: np.zeros((len(table), model.dims), np.float32) for name, model in models.items()}
+    lost: dict[int, str] = {}
+    for rows, batches, broken in _one_ahead(prepared, [order[i : i + size] for i in range(0, len(order), size)]):
+        lost |= broken
+        for name, model in models.items():
+            vectors[name][rows] = model.vectors(batches[name], side)
+    kept = np.array([i for i in range(len(table)) if i not in lost], np.int64)
+    own = [name for name in table.column_names if name not in PLACE]
+    columns = {name: table[name].take(pa.array(kept)) for name in own}
+    columns |= {name: vector_column(values[kept]) for name, values in vectors.items()}
+    listed = [[str(table["id"][i].as_py()), why] for i, why in sorted(lost.items())]
+    tokens = {name: model.tokens - before[name] for name, model in models.items()}
+    return pa.table(columns).replace_schema_metadata({_BROKEN: json.dumps(listed), _TOKENS: json.dumps(tokens)})
+
+
+def _one_ahead(make: Callable[[Key], Made], keys: Iterable[Key]) -> Iterator[Made]:
+    """What is made of each key; the next is made in another thread meanwhile."""
+    with ThreadPoolExecutor(1) as beside:
+        waiting: list[Future[Made]] = []
+        for key in keys:
+            waiting.append(beside.submit(make, key))
+            if len(waiting) > 1:
+                yield waiting.pop(0).result()
+        for last in waiting:
+            yield last.result()
 
 
 def broken_in(part: Path, split: str) -> list[dict[str, str]]:
@@ -69,22 +102,33 @@ def broken_in(part: Path, split: str) -> list[dict[str, str]]:
     return [{"split": split, "id": item, "reason": reason} for item, reason in listed]
 
 
+def tokens_of(part: Path) -> dict[str, int]:
+    """Tokens that paid services have read for a finished part, by model."""
+    return dict(json.loads(open_checked(part).metadata.metadata.get(_TOKENS, b"{}")))
+
+
 def contents_of(table: pa.Table, threads: int) -> tuple[Sequence[Any], dict[int, str]]:
     """What the models take, and the rows that are broken, with the reason."""
     if TEXT in table.column_names:
         texts = table["text"].to_pylist()
         return texts, {i: "its text is empty" for i, text in enumerate(texts) if not text or not text.strip()}
     with ThreadPoolExecutor(threads) as pool:
-        opened = list(pool.map(_opened, table["image"].to_pylist()))
+        places = table.select([name for name in PLACE if name in table.column_names]).to_pylist()
+        opened = list(pool.map(_opened, places))
     return opened, {i: each for i, each in enumerate(opened) if isinstance(each, str)}
 
 
-def _opened(path: str) -> Any:
-    """A PIL image in RGB, upright, what is transparent in white; or why there is none."""
+def _opened(place: Mapping[str, Any]) -> Any:
+    """A PIL image in RGB, upright, what is transparent in white; or why there is none. place: columns of PLACE."""
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(path) as image:
+        file: Any = place["image"]
+        if place.get("bytes"):  # inside of a shard
+            with Path(file).open("rb") as shard:
+                shard.seek(place["offset"])
+                file = BytesIO(shard.read(place["bytes"]))
+        with Image.open(file) as image:
             upright = ImageOps.exif_transpose(image)
             if upright.mode.startswith("I"):  # 16 bits, of which convert would keep the lowest 8
                 upright = Image.fromarray((np.asarray(upright).astype(np.float64) / 257).clip(0, 255).astype(np.uint8))

@@ -41,10 +41,11 @@ def embed_parts(
     left = sum(sizes[path] for _, path in missing)
     with session(), task("embed", total, f"{request.modality}s", done=total - left) as bar:
         number, on_gpu = placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
-        device = Device("cuda" if on_gpu else "cpu", max(1, int(actors.cpus)))
+        number = min(number, len(missing))
+        device = Device("cuda" if on_gpu else "cpu", max(1, int(actors.cpus)), number)
         job = _Job(str(folder), request, probes, device, sys.path)
         began, first = time(), inf
-        for done in _run(job, missing, min(number, len(missing)), actors.cpus):
+        for done in _run(job, missing, number, actors.cpus):
             bar.advance(done["items"])
             first = min(first, done["began"])
         rate = left / max(time() - first, 1e-9)

@@ -31,8 +31,12 @@ class Spec:
     """Tokens of a text that are read, at most; 0: as many as the model can."""
     dtype: str = "fp32"
     """fp32, bf16 or fp16: precision of the weights and of the arithmetic."""
-    requests: int = 0
-    """openai: requests per minute of each actor, at most; 0: no limit of ours."""
+    rpm: int = 0
+    """openai: requests per minute of all actors together, at most; 0: no limit of ours."""
+    tpm: int = 0
+    """openai: tokens per minute of all actors together, at most; 0: no limit of ours."""
+    price: float = 0.0
+    """openai: dollars per million tokens, for the estimate and the bill."""
 
     def __str__(self) -> str:
         """As it is typed, without options that have their defaults."""

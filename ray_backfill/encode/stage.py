@@ -20,6 +20,7 @@ from ray_backfill.core.schema import open_checked
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, remove_halves, write_json
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.write import write_parquet
+from ray_backfill.encode.bill import bill, estimate
 from ray_backfill.encode.encoder import Device, Model, same_model
 from ray_backfill.encode.items import ItemSettings, ItemSources, items_fingerprint, write_items
 from ray_backfill.encode.kinds import load_model
@@ -90,6 +91,7 @@ def embed_items(
     missing = [(split, path) for split, path in parts if not (folder / f"{split}.parquet" / path.name).exists()]
     sizes = {path: open_checked(path).metadata.num_rows for _, path in parts}
     facts: dict[str, Any] = {}
+    estimate(request, missing)
     if missing and here is not None:
         _embed_here(folder, request, missing, sizes, here)
     elif missing:
@@ -107,6 +109,7 @@ def embed_items(
             raise InputError(f"none of the items of the {split} can be embedded: {broken[0]['reason']}")
     if broken:
         say(f"{len(broken):,} of {total:,} items were left out: {broken[0]['id']}: {broken[0]['reason']}")
+    facts |= {"tokens": tokens} if (tokens := bill(folder, request)) else {}
     finish_stage(folder, {"items": total - len(broken), "broken_items": len(broken)} | facts)
     return folder
 

@@ -15,11 +15,10 @@ from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.tables import HEAD_ALONE, NEW
 from ray_backfill.core import __version__
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import step, task
+from ray_backfill.core.progress import say, step, task
 from ray_backfill.core.schema import frame, read_checked, write_table
 from ray_backfill.core.stages import replaced_whole, write_json
 from ray_backfill.data.columns import names_in, part_files
-from ray_backfill.data.folder import StoredSplit
 from ray_backfill.encode.items import ItemSettings, ItemSources, write_items, write_some
 from ray_backfill.encode.part import EncodeRequest
 from ray_backfill.encode.spec import Spec
@@ -30,8 +29,8 @@ from ray_backfill.forecast.estimate import Units
 from ray_backfill.forecast.known_items import NewEmbeddings, find_new, with_pilot, with_stand_ins
 from ray_backfill.forecast.methods import Gallery, can_be_forecast, forecast_method, gallery_here
 from ray_backfill.forecast.report import write_forecast_report
-from ray_backfill.forecast.sample import read_before_backfill, read_sample, take_sample
-from ray_backfill.forecast.settings import ForecastSettings, SampleSettings
+from ray_backfill.forecast.sample import StoredSample, read_before_backfill, read_sample, take_sample
+from ray_backfill.forecast.settings import SAMPLE_FILE, ForecastSettings, SampleSettings
 from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.settings import FitSettings
@@ -50,29 +49,50 @@ def forecast_models(
 ) -> Path:  # fmt: skip
     """Forecast the upgrade of two models on texts or images, of which the new one embeds a sample only.
 
-    The old model embeds the gallery, both embed queries and train items (OUT/before); then the sample is drawn
-    (OUT/sample-N.parquet) and embedded by the new model (OUT/sampled). budget: a number of items, or a share as "2%".
+    The sample is that of ``sample_models``; the new model embeds each of its rounds once (OUT/sampled).
 
     Raises:
-        InputError: See ``forecast_folder``, ``take_sample`` and ``embed_items``.
+        InputError: See ``forecast_folder``, ``sample_models`` and ``embed_items``.
     """
     settings.check()
+    data, file, stored = sample_models(specs, sources, items, budget, context)
+    ids, found = np.asarray(read_checked(file, ["id"])["id"].to_pylist()), []
+    for number in range(1, int(stored.round_n.max()) + 1):
+        own = ids[stored.round_n == number].tolist()
+        some = write_some(context.out / "sampled_items" / f"round-{number}", context.out / "items", own, True)
+        request = EncodeRequest(some, sources.modality, {"new": specs["new"]})
+        found.append(embed_items(context.out / "sampled" / f"round-{number}", request, context.actors, True))
+    return forecast_folder(data, file, [str(each / "gallery.parquet") for each in found], settings, fits, context)
+
+
+def sample_models(
+    specs: Mapping[str, Spec], sources: ItemSources, items: ItemSettings, budget: str, context: Context
+) -> tuple[Path, Path, StoredSample]:
+    """Choose the items that the new model should embed; returns the folder of what is known, the file and the sample.
+
+    The old model embeds the gallery, both embed queries and train items (OUT/before). The sample (OUT/sample.parquet)
+    is extended if an earlier one is smaller. budget: a number of items, or a share as "2%".
+
+    Raises:
+        InputError: See ``take_sample`` and ``embed_items``.
+    """
     _number_of(budget, 1 << 62)
     written = write_items(context.out / "items", sources, items, context.overwrite)
     if not {"positives", "label"} & set(names_in(part_files(written / "queries.parquet")[0])):
         raise InputError("a forecast needs right answers: labels of the items, or a folder as BEIR has it")
-    data = embed_two(context, specs, sources, items, ("old",))
-    number = _number_of(budget, len(StoredSplit(data / "gallery.parquet").ids()))
-    file = context.out / f"sample-{number}.parquet"
+    data, file = embed_two(context, specs, sources, items, ("old",)), context.out / SAMPLE_FILE
+    folder = read_before_backfill(data)
+    number = _number_of(budget, len(folder.gallery))
     if context.overwrite:
         file.unlink(missing_ok=True)
     if not file.exists():
-        take_sample(data, file, number, SampleSettings())
-    ids = read_checked(file, ["id"])["id"].to_pylist()
-    some = write_some(context.out / "sampled_items", context.out / "items", ids, overwrite=True)
-    request = EncodeRequest(some, sources.modality, {"new": specs["new"]})
-    sampled = embed_items(context.out / "sampled", request, context.actors, overwrite=True)
-    return forecast_folder(data, file, [str(sampled / "gallery.parquet")], settings, fits, context)
+        return data, file, take_sample(data, file, number, SampleSettings())
+    stored = read_sample(file, folder)
+    if number > len(stored.sample):
+        stored = take_sample(data, file, 0, SampleSettings(), number - len(stored.sample))
+    elif number < len(stored.sample):
+        say(f"{file} has {len(stored.sample):,} items already, more than asked; all of them are used")
+    return data, file, stored
 
 
 def _number_of(budget: str, size: int) -> int:

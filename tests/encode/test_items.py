@@ -1,7 +1,9 @@
 """What is read of texts and images, how queries and a train split are drawn, and what each wrong source says."""
 
 import csv
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from PIL import Image
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import OtherSettingsError
 from ray_backfill.encode.items import ItemSettings, ItemSources, write_items
+from ray_backfill.encode.part import contents_of
 
 
 def read(folder: Path, split: str) -> dict[str, list[Any]]:
@@ -130,11 +133,74 @@ def test_images_with_subfolders_have_classes(tmp_path: Path) -> None:
         write_items(tmp_path / "b", ItemSources("image", given), ItemSettings())
 
 
+def png(shade: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (6, 5), (shade, shade, 0)).save(out, "PNG")
+    return out.getvalue()
+
+
+def shard(path: Path, files: dict[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def test_images_of_tar_shards_are_read_where_they_lie(tmp_path: Path) -> None:
+    root = tmp_path / "shards"
+    shard(root / "a-0.tar", {"x/01.png": png(10), "x/01.cls": b"3\n", "x/01.json": b"{}", "02.PNG": png(20)})
+    shard(root / "a-1.tar", {"02.cls": b"4", "03.seg.png": b"a mask", "04.png": b"", "04.cls": b"5"})
+    out = write_items(tmp_path / "items", ItemSources("image", str(root), str(root)), ItemSettings())
+    found = read(out, "gallery")
+    assert (found["id"], found["label"]) == (["x/01", "02", "04"], ["3", "4", "5"])
+    contents, broken = contents_of(pq.read_table(out / "gallery.parquet"), 1)
+    assert [image.getpixel((0, 0)) for image in contents[:2]] == [(10, 10, 0), (20, 20, 0)]
+    assert list(broken) == [2], "an empty file"
+    shard(root / "a-2.tar", {"02.png": png(1)})
+    with pytest.raises(InputError, match=r"a-2\.tar has the key '02' a second time"):
+        write_items(tmp_path / "b", ItemSources("image", str(root), str(root)), ItemSettings())
+    (root / "a-2.tar").write_bytes(b"no tar file")
+    with pytest.raises(InputError, match=r"a-2\.tar cannot be read as a tar file without compression"):
+        write_items(tmp_path / "b", ItemSources("image", str(root), str(root)), ItemSettings())
+    shard(root / "a-2.tar", {"05.png": png(1), "06.png": png(2)})
+    (root / "a-2.tar").write_bytes((root / "a-2.tar").read_bytes()[:1124])
+    with pytest.raises(InputError, match=r"a-2\.tar ends too early; fetch it again"):
+        write_items(tmp_path / "b", ItemSources("image", str(root), str(root)), ItemSettings())
+
+
+def test_images_of_a_table_of_paths(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    for row in range(3):
+        (tmp_path / "deep" / f"{row}.png").write_bytes(png(row))
+    given = tmp_path / "list.csv"
+    given.write_text("file_name,label\ndeep/0.png,a\ndeep/1.png,b\ngone.png,b\n", encoding="utf-8")
+    out = write_items(tmp_path / "items", ItemSources("image", str(given), str(given)), ItemSettings())
+    found = read(out, "gallery")
+    assert found["id"] == ["deep/0.png", "deep/1.png", "gone.png"]
+    assert found["image"] == [str(tmp_path / each) for each in found["id"]]
+    assert found["label"] == ["a", "b", "b"]
+    _, broken = contents_of(pq.read_table(out / "gallery.parquet"), 1)
+    assert "FileNotFoundError" in broken[2]
+    how = ItemSettings(id_column="label", image_column="label")
+    with pytest.raises(InputError, match=r"none of the files that .*list\.csv lists exist, such as .*/a"):
+        write_items(tmp_path / "b", ItemSources("image", str(given), str(given)), how)
+
+
+def test_labels_that_could_never_be_equal_are_refused_before_anything_is_embedded(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text,label\n1,a,1\n2,b,2\n", encoding="utf-8")
+    (tmp_path / "q.csv").write_text("id,text,label\n1,a,one\n", encoding="utf-8")
+    sources = ItemSources("text", str(tmp_path / "a.csv"), str(tmp_path / "q.csv"))
+    with pytest.raises(InputError, match="labels of the gallery are int64, those of the queries are string"):
+        write_items(tmp_path / "items", sources, ItemSettings())
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         (("text", "/nowhere/a.csv"), "/nowhere/a.csv"),
-        (("image", "/nowhere"), "there is no folder /nowhere"),
+        (("image", "/nowhere"), "there is no /nowhere; give a folder of images, a table of their paths, or tar"),
         (("image", "."), "has no images"),
         (("text", "twice.csv"), "the gallery has the id 'i1' twice"),
         (("text", "none.csv"), "has no rows"),

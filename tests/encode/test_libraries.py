@@ -6,7 +6,9 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,9 +16,14 @@ import pytest
 import torch
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.stages import read_json
 from ray_backfill.encode.encoder import IMAGE, TEXT, Device, same_model
+from ray_backfill.encode.items import ItemSettings, ItemSources, write_items
 from ray_backfill.encode.kinds import load_model, parse_spec
 from ray_backfill.encode.models import openai
+from ray_backfill.encode.part import EncodeRequest
+from ray_backfill.encode.stage import embed_items
+from ray_backfill.workers.settings import EmbedActors
 
 TEXTS = ["a cat", "the black cat sat on the mat", "dogs", "a", "mat sat"]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "the", "black", "cat", "sat", "on", "mat", "dogs", "find", ":"]
@@ -182,7 +189,10 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
         ]
         if step == "short":
             data.pop()
-        answer = json.dumps({"data": data[::-1]} if step in (200, "short", "half") else {"error": {"message": "no"}})
+        usage = {"total_tokens": sum(len(text.split()) for text in body["input"])}
+        answer = json.dumps(
+            {"data": data[::-1], "usage": usage} if step in (200, "short", "half") else {"error": {"message": "no"}}
+        )
         if step == "long":
             answer = json.dumps({"error": {"message": "maximum context length is 8192 tokens"}})
         self.send_response(400 if step == "long" else step if isinstance(step, int) else 200)
@@ -222,6 +232,51 @@ def test_an_endpoint_of_openais_protocol_is_asked_again_while_it_is_busy(endpoin
     np.testing.assert_array_equal(found, [[100, 1], [1000, 1]])  # halves of the batch, then of the text
     load("openai:small").embed(["x" * 10_000_000], "query")
     assert len(endpoint.asked[-1][2]["input"][0]) == 24_000
+
+
+def test_limits_per_minute_are_shared_by_all_processes(
+    endpoint: type[Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, waits = [100.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        waits.append(round(seconds, 6))
+        now[0] += seconds
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now[0])
+    monkeypatch.setattr(openai, "time", clock)
+    three = Device(processes=3)
+    load_model(parse_spec("openai:small#batch=2&rpm=60"), TEXT, three).embed(TEXTS, "query")
+    assert waits == [0, 3, 3], "three processes, a request a second together"
+    waits.clear()
+    model = load_model(parse_spec("openai:small#batch=1&tpm=60"), TEXT, three)
+    model.embed(["one two", "one two three four"], "query")
+    assert waits == [0, 6], "two tokens, of which three processes read one a second"
+    assert model.tokens == 6
+
+
+def test_what_a_service_charges_is_said_before_and_after(
+    endpoint: type[Endpoint], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{row},one two three {row}\n" for row in range(100))
+    (tmp_path / "a.csv").write_text("id,text\n" + rows, encoding="utf-8")
+    settings = ItemSettings(part_rows=40, draw_train=0)
+    items = write_items(tmp_path / "items", ItemSources("text", str(tmp_path / "a.csv")), settings)
+    spec = parse_spec("openai:small#price=500000&prompt=query:find ")
+    request = EncodeRequest(items, TEXT, {"old": parse_spec("python:tests.encode._models:old"), "new": spec})
+    endpoint.plan = [200, 200, 200, 200, 200, 400]  # the probes of both sides, three parts, and the queries
+    for _ in range(2):
+        here = {name: load_model(each, TEXT, Device()) for name, each in request.models.items()}
+        with suppress(InputError):
+            embed_items(tmp_path / "out", request, EmbedActors(), here=here)
+    said = capsys.readouterr().err
+    characters = sum(len(f"one two three {row}") for row in range(100)) + 10 * len("find ")
+    about = -(-characters // 4)
+    assert f"openai:small#price=500000.0&prompt=query:find  will read 100 texts, about {about} tokens" in said
+    assert f"about ${about / 2:.2f} at $500000 a million" in said
+    assert "will read 10 texts" in said, "what the stopped run had left"
+    assert "has read 410 tokens, $205.00 at" in said, "of both runs, as the service counts: four words, five in a query"
+    assert read_json(tmp_path / "out" / "manifest.json")["tokens"] == {"new": 410}
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,21 @@
 """Images as models get them, and parts of which nothing is left."""
 
+import gc
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from PIL import Image
 
-from ray_backfill.encode.encoder import TEXT, Device
+from ray_backfill.encode import part
+from ray_backfill.encode.encoder import IMAGE, TEXT, Device
 from ray_backfill.encode.kinds import load_model, parse_spec
+from ray_backfill.encode.models.python import model_of
 from ray_backfill.encode.part import broken_in, contents_of, embed_part
 from tests.encode import _models
 
@@ -41,3 +47,40 @@ def test_a_part_of_which_nothing_is_left_is_empty(tmp_path: Path) -> None:
     assert table["old"].type.list_size == _models.old(["a"]).shape[1]
     pq.write_table(table, tmp_path / "out.parquet")
     assert [row["id"] for row in broken_in(tmp_path / "out.parquet", "gallery")] == ["a", "b"]
+
+
+def test_a_batch_of_images_is_in_memory_not_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of 2,000 photographs of 12 megapixels would need 72 GB."""
+    rows = 60
+    for row in range(rows):
+        Image.new("RGB", (8, 8), (row, 0, 0)).save(tmp_path / f"{row}.png")
+    (tmp_path / "7.png").write_bytes(b"broken")
+    items = {"id": range(rows), "image": [str(tmp_path / f"{row}.png") for row in range(rows)]}
+    pq.write_table(pa.table(items), tmp_path / "in.parquet")
+    opened: list[weakref.ref[Any]] = []
+    most, open_image = 0, part._opened
+
+    def watched(place: Any) -> Any:
+        image = open_image(place)
+        if not isinstance(image, str):
+            opened.append(weakref.ref(image))
+        return image
+
+    def look(images: list[Any]) -> Any:
+        nonlocal most
+        gc.collect()
+        most = max(most, sum(image() is not None for image in opened))
+        return np.array([image.getpixel((0, 0)) for image in images])
+
+    monkeypatch.setattr(part, "_opened", watched)
+
+    models = {}
+    for name, batch in (("old", 4), ("new", 10)):
+        models[name] = model_of(look, IMAGE)
+        models[name].spec = replace(models[name].spec, batch=batch)
+        models[name].dims = 3
+    table = embed_part(tmp_path / "in.parquet", "gallery", models)
+    assert table["id"].to_pylist() == [row for row in range(rows) if row != 7]
+    assert [vector[0] for vector in table["old"].to_pylist()] == table["id"].to_pylist()
+    assert table["old"].equals(table["new"])
+    assert 10 <= most <= 30, "one batch with the models, one beside, one that waits"

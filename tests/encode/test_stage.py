@@ -179,7 +179,8 @@ def test_a_forecast_embeds_a_sample_only(tmp_path: Path, capsys: pytest.CaptureF
     words += ["--items.draw-train", "60", "--items.draw-queries", "40", "--methods", "rm_naive"]
     _main(["forecast", *words, "--budget", "50%"])
     assert "Forecast from 150 of 299 new embeddings (50.2 %)" in " ".join(capsys.readouterr().out.split())
-    sampled = pq.read_table(tmp_path / "run" / "sampled" / "gallery.parquet").to_pydict()
+    first = tmp_path / "run" / "sampled" / "round-1"
+    sampled = pq.read_table(first / "gallery.parquet").to_pydict()
     assert len(sampled["id"]) == 150
     assert "old" not in sampled
     np.testing.assert_array_equal(sampled["new"], _models.New()(sampled["text"], "document"))
@@ -187,3 +188,14 @@ def test_a_forecast_embeds_a_sample_only(tmp_path: Path, capsys: pytest.CaptureF
     for budget, says in (("some", "is a number of items or a share"), ("900", "is 900 of 299 items")):
         with pytest.raises(InputError, match=says):
             _main(["forecast", *words, "--budget", budget])
+    written = (first / "manifest.json").stat().st_mtime_ns
+    _main(["simulate", *words, "--forecast", "60%"])
+    assert "Forecast from 179 of 299 new embeddings (59.9 %)" in " ".join(capsys.readouterr().out.split())
+    assert (first / "manifest.json").stat().st_mtime_ns == written, "the first 150 are not embedded again"
+    second = pq.read_table(tmp_path / "run" / "sampled" / "round-2" / "gallery.parquet").to_pydict()
+    assert len(set(second["id"]) - set(sampled["id"])) == 29
+    no_evaluation = words[: words.index("--methods")]
+    _main(["sample", *no_evaluation, "--budget", "20"])
+    shown, said = capsys.readouterr()
+    assert "sample.parquet: 179 items" in shown
+    assert "has 179 items already, more than asked; all of them are used" in said

@@ -1,5 +1,6 @@
 """``ray-backfill simulate`` and ``drill``: a backfill replayed, and one under traffic."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ray_backfill.cli import absolute, shown
+from ray_backfill.cli.commands.samples import ForecastModelsJob, forecast_options, run_forecast
 from ray_backfill.cli.models import ComparedModelsJob, embedded, has_truth, models_options, names_models
 from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.cli.runs import (
@@ -79,6 +81,8 @@ class SimulateArraysJob(Run, ForPrograms):
 class SimulateModelsJob(ComparedModelsJob, ForPrograms):
     """A comparison of two models on texts or images, which both embed first."""
 
+    forecast: str = ""
+    """Only a forecast, as ray-backfill forecast: the new model embeds so many gallery items, or such a share (2%)."""
     place: ReplayPlace = field(default_factory=ReplayPlace)
 
 
@@ -114,6 +118,8 @@ def simulate_options(arguments: Sequence[str]) -> Options:
             SimulateArraysJob(out=Path("runs/arrays"), old_gallery=REQUIRED, new_gallery=REQUIRED), arguments
         )
     if names_models(arguments):
+        if "--forecast" in names:
+            return forecast_options([re.sub("^--forecast(?=$|=)", "--budget", word) for word in arguments])
         return models_options(SimulateModelsJob, arguments)
     is_full = "--scale=full" in arguments or ("--scale", "full") in pairwise(arguments)
     if is_full and not names_folder(arguments):
@@ -122,11 +128,13 @@ def simulate_options(arguments: Sequence[str]) -> Options:
 
 
 # What ``simulate`` can run.
-Simulate = SimulateFolderJob | SimulateArraysJob | SimulateModelsJob | ScaleJob | SimulateJob
+Simulate = ForecastModelsJob | SimulateFolderJob | SimulateArraysJob | SimulateModelsJob | ScaleJob | SimulateJob
 
 
 def run_simulate(job: Simulate) -> None:
     """Run, and print the table and the path of the report."""
+    if isinstance(job, ForecastModelsJob):
+        return run_forecast(job)
     check_names(job)
     from ray_backfill.compare.report import print_table, read_data
     from ray_backfill.compare.report.as_json import as_json
@@ -141,7 +149,7 @@ def run_simulate(job: Simulate) -> None:
     job.tell(lambda: as_json(read_data(results), results), lambda: decide(read_data(results)), table)
 
 
-def _simulated(job: Simulate) -> Path:
+def _simulated(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob | ScaleJob | SimulateJob) -> Path:
     """The folder of the results."""
     if isinstance(job, ScaleJob):
         from ray_backfill.recipes.run.synthetic import evaluate_synthetic

@@ -29,13 +29,25 @@ class SampleJob:
     settings: SampleSettings = field(default_factory=SampleSettings)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SampleModelsJob(ModelsJob):
+    """A choice of texts or images that the new model should embed. The old one embeds the gallery, both the queries."""
+
+    budget: str = "2%"
+    """How many gallery items to choose: a number, or a share of the gallery. An earlier, smaller choice is extended."""
+
+
 def sample_options(arguments: Sequence[str]) -> Options:
-    """The folder and the budget."""
+    """The options of two models, or the folder and the budget."""
+    if names_models(arguments):
+        return models_options(SampleModelsJob, arguments)
     return Options(SampleJob(REQUIRED), arguments, positional="data")
 
 
-def run_sample(job: SampleJob) -> None:
+def run_sample(job: SampleJob | SampleModelsJob) -> None:
     """Write the list of items, and print what to do with it."""
+    if isinstance(job, SampleModelsJob):
+        return _sample_of_models(job)
     if (job.budget > 0) == (job.add > 0) or min(job.budget, job.add) < 0:
         raise InputError("give --budget N for a first sample, or --add N to extend one")
     from ray_backfill.forecast.report import FEW_LISTS
@@ -55,6 +67,17 @@ def run_sample(job: SampleJob) -> None:
         print(f"or embed the images of the recipe by ray-backfill embed, its options, and --only {shown(out)}")
     if stored.lists <= FEW_LISTS:
         print(f"note: {FEW_LISTS} lists of right answers or fewer make wide intervals; extend the sample by --add N")
+
+
+def _sample_of_models(job: SampleModelsJob) -> None:
+    from ray_backfill.forecast.run import sample_models
+    from ray_backfill.forecast.sample import counts_in_words
+
+    specs, sources = job.checked()
+    with running(job) as context:
+        _, file, stored = sample_models(specs, sources, job.items, job.budget, context)
+    print(f"{shown(file)}: {counts_in_words(stored)}")
+    print("The new model embeds these items, and only them, by ray-backfill forecast with the same options.")
 
 
 # Settings that a forecast does not have.

@@ -2,7 +2,8 @@
 
 items.lance                                a Lance dataset, local or in an object store
 milvus:http://host:19530#collection        a collection of Milvus; milvus:file.db#collection of Milvus Lite
-postgresql://user@host/database#table      a table of PostgreSQL, with pgvector's types or arrays of numbers
+postgresql://user@host/database#table      a table of PostgreSQL, with pgvector's types or arrays of numbers, or a
+                                           query that begins with SELECT or WITH
 qdrant:http://host:6333#collection         a collection of Qdrant; qdrant:/folder#collection in this process
 
 Secrets are those of the environment: MILVUS_TOKEN, QDRANT_API_KEY, PGPASSWORD (or ``~/.pgpass``).
@@ -118,22 +119,32 @@ WHERE i.indrelid = %s::regclass AND i.indisprimary ORDER BY array_position(i.ind
 
 
 def _open_postgres(text: str) -> Source:
-    """Rows come in the order of the primary key (without one: in that of the disk) by one binary COPY, which sees one
-    snapshot. Schema and table are written as they are stored, upper and lower case told apart.
+    """Rows of a table come in the order of the primary key (without one: in that of the disk), those of a query in the
+    order of its first column; by one binary COPY, which sees one snapshot. Schema and table are written as they are
+    stored, upper and lower case told apart.
     """
     address, _, table = text.partition("#")
     if not table:
         raise InputError(f"{text} names no table: postgresql://user@host/database#table")
+    is_query = re.match(r"(select|with)\s", table.strip(), re.IGNORECASE)
     with _connected(address, text) as connection:
         from psycopg import sql
 
-        name = sql.Identifier(*_names(table))
-        quoted = name.as_string(connection)  # a name without quotes would be read in lower case
-        found = connection.execute(_COLUMNS, [quoted]).fetchall()
+        if is_query:
+            name: Any = sql.SQL("({}) AS query").format(sql.SQL(table.strip().rstrip(";")))
+            described = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(name)).description
+            named = dict(connection.execute("SELECT oid, typname FROM pg_type").fetchall())
+            found = [(column.name, named[column.type_code]) for column in described]
+            key, last = [found[0][0]], sql.SQL("0")
+        else:
+            name = sql.Identifier(*_names(table))
+            quoted = name.as_string(connection)  # a name without quotes would be read in lower case
+            found = connection.execute(_COLUMNS, [quoted]).fetchall()
+            key = [each for (each,) in connection.execute(_KEY, [quoted]).fetchall()]
+            last = sql.SQL("coalesce(max(xmin::text::bigint), 0)")
         type_of, kind_of = ({each: _POSTGRES_TYPES.get(kind, _TEXT)[i] for each, kind in found} for i in (0, 1))
-        key = [each for (each,) in connection.execute(_KEY, [quoted]).fetchall()]
         order = sql.SQL(", ").join(map(sql.Identifier, key)) if key else sql.SQL("ctid")
-        state = sql.SQL("SELECT count(*), coalesce(max(xmin::text::bigint), 0) FROM {}").format(name)
+        state = sql.SQL("SELECT count(*), {} FROM {}").format(last, name)
         rows, last_change = connection.execute(state).fetchone()
 
     def read(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
@@ -146,7 +157,7 @@ def _open_postgres(text: str) -> Source:
             place = list(names).index
             yield from batches_of(copy.rows(), {n: kind_of[n] for n in names}, lambda row, name: row[place(name)])
 
-    return Source(text, kind_of, rows, read, f"{rows} rows, last change {last_change}")
+    return Source(text, kind_of, rows, read, f"{rows} rows, last change {last_change}", tells_changes=not is_query)
 
 
 def _names(table: str) -> list[str]:
@@ -172,6 +183,7 @@ def _connected(address: str, text: str) -> Iterator[Any]:
 
     try:
         with psycopg.connect(address) as connection:
+            connection.read_only = True
             found = connection.execute("SELECT oid FROM pg_type WHERE typname = 'vector'").fetchone()
             connection.vector_oid = found[0] if found else 0
             if found:

@@ -73,11 +73,11 @@ class TextModel(_OfTransformers):
         most = getattr(self._model.config, "max_position_embeddings", 512)
         self._tokens = spec.tokens or min(self._tokenizer.model_max_length, most)
 
-    def __call__(self, items: Sequence[Any], side: str) -> Any:
-        torch = self._torch
-        inputs = self._tokenizer(
-            list(items), padding=True, truncation=True, max_length=self._tokens, return_tensors="pt"
-        ).to(self._device)
+    def prepare(self, items: Sequence[Any], side: str) -> Any:
+        return self._tokenizer(list(items), padding=True, truncation=True, max_length=self._tokens, return_tensors="pt")
+
+    def __call__(self, prepared: Any, side: str) -> Any:
+        torch, inputs = self._torch, prepared.to(self._device)
         with torch.inference_mode():
             states = self._model(**inputs).last_hidden_state
         mask = inputs["attention_mask"]
@@ -108,10 +108,11 @@ class VisionModel(_OfTransformers):
         except Exception as error:
             raise not_found(spec, error) from error
 
-    def __call__(self, items: Sequence[Any], side: str) -> Any:
-        torch = self._torch
-        pixels = self._processor(images=list(items), return_tensors="pt")["pixel_values"]
-        pixels = pixels.to(self._device, torch_dtype(self._spec))
+    def prepare(self, items: Sequence[Any], side: str) -> Any:
+        return self._processor(images=list(items), return_tensors="pt")["pixel_values"]
+
+    def __call__(self, prepared: Any, side: str) -> Any:
+        torch, pixels = self._torch, prepared.to(self._device, torch_dtype(self._spec))
         with torch.inference_mode():
             if hasattr(self._model, "get_image_features"):
                 found = self._model.get_image_features(pixel_values=pixels)

@@ -47,16 +47,18 @@ class OnnxModel:
                     mark.update(piece)
         self._mark = mark.hexdigest()
 
-    def __call__(self, items: Sequence[Any], side: str) -> Any:
+    def prepare(self, items: Sequence[Any], side: str) -> Any:
         tokens = self._tokenizer.encode_batch(list(items))
-        given = {
+        return {
             "input_ids": np.array([each.ids for each in tokens], np.int64),
             "attention_mask": np.array([each.attention_mask for each in tokens], np.int64),
             "token_type_ids": np.array([each.type_ids for each in tokens], np.int64),
         }
-        found = self._session.run(None, {name: x for name, x in given.items() if name in self._names})[0]
+
+    def __call__(self, prepared: Any, side: str) -> Any:
+        found = self._session.run(None, {name: x for name, x in prepared.items() if name in self._names})[0]
         if found.ndim == 3:
-            found = _pooled(found, given["attention_mask"], self._spec.pooling or "mean")
+            found = _pooled(found, prepared["attention_mask"], self._spec.pooling or "mean")
         return found
 
     def identity(self) -> dict[str, Any]:

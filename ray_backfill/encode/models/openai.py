@@ -18,7 +18,7 @@ import numpy as np
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.secrets import learn_value
-from ray_backfill.encode.encoder import TEXT, Device, Encoder, ModelKind
+from ray_backfill.encode.encoder import TEXT, Device, Encoder, ModelKind, tokens_in
 from ray_backfill.encode.spec import Spec
 
 _DEFAULT = "https://api.openai.com/v1"
@@ -38,7 +38,7 @@ class OpenAi:
 
     batch, has_prompts = 128, False
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, device: Device) -> None:
         self._url = os.environ.get("OPENAI_BASE_URL", _DEFAULT).rstrip("/")
         key = os.environ.get("OPENAI_API_KEY", "").strip()
         learn_value(key)
@@ -47,10 +47,14 @@ class OpenAi:
         if not key and self._url == _DEFAULT:
             raise InputError(f"{spec} needs a key; export OPENAI_API_KEY=..., or OPENAI_BASE_URL of another endpoint")
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        self._spec, self._last = spec, 0.0
+        self._spec, self._processes = spec, device.processes
+        self._next_s, self.tokens = 0.0, 0
 
-    def __call__(self, items: Sequence[Any], side: str) -> Any:
-        texts = [text[: 3 * self._spec.tokens or _MOST_CHARACTERS] for text in items]
+    def prepare(self, items: Sequence[Any], side: str) -> Any:
+        return items
+
+    def __call__(self, prepared: Any, side: str) -> Any:
+        texts = [text[: 3 * self._spec.tokens or _MOST_CHARACTERS] for text in prepared]
         body: dict[str, Any] = {"model": self._spec.name, "input": texts}
         if self._spec.dims:
             body["dimensions"] = self._spec.dims
@@ -63,8 +67,8 @@ class OpenAi:
                 raise
             return self([texts[0][: len(texts[0]) // 2]], side)
         data = sorted(answer.get("data", []), key=lambda each: int(each.get("index", 0)))
-        if len(data) != len(items):
-            raise InputError(f"{self._url} returned {len(data)} vectors for {len(items)} texts")
+        if len(data) != len(texts):
+            raise InputError(f"{self._url} returned {len(data)} vectors for {len(texts)} texts")
         return np.stack([_vector(each["embedding"]) for each in data])
 
     def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +80,9 @@ class OpenAi:
             wait_s = min(_FIRST_WAIT_S * 2**number, _LONGEST_WAIT_S)
             try:
                 with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-                    return dict(json.loads(answer.read()))
+                    found = dict(json.loads(answer.read()))
+                self._count(found, body["input"])
+                return found
             except urllib.error.HTTPError as error:
                 why = f"{error.code} {error.reason} {_told(error)}".strip()
                 if error.code not in _AGAIN:
@@ -90,9 +96,16 @@ class OpenAi:
         raise InputError(f"{self._url} did not answer in {_TRIES} tries ({why}); run the same command again later")
 
     def _wait_for_turn(self) -> None:
-        if self._spec.requests:
-            time.sleep(max(0.0, self._last + 60 / self._spec.requests - time.monotonic()))
-        self._last = time.monotonic()
+        time.sleep(max(0.0, self._next_s - time.monotonic()))
+        self._next_s = time.monotonic() + (60 * self._processes / self._spec.rpm if self._spec.rpm else 0)
+
+    def _count(self, answer: dict[str, Any], texts: list[str]) -> None:
+        """Note the tokens that the service has read, and wait as long as they take of the limit."""
+        usage = answer.get("usage")
+        used = int((usage if isinstance(usage, dict) else {}).get("total_tokens") or tokens_in(sum(map(len, texts))))
+        self.tokens += used
+        if self._spec.tpm:
+            self._next_s = max(self._next_s, time.monotonic() + 60 * self._processes * used / self._spec.tpm)
 
     def identity(self) -> dict[str, Any]:
         return {"endpoint": self._url, "model": self._spec.name, "length": self._spec.tokens}
@@ -123,12 +136,12 @@ def _asked_wait(header: str | None) -> float:
 
 
 def _load(spec: Spec, modality: str, device: Device) -> Encoder:
-    return OpenAi(spec)
+    return OpenAi(spec, device)
 
 
 MODELS = (
     ModelKind(
         "openai", (TEXT,), "openai:MODEL", "Any endpoint of OpenAI's protocol: OPENAI_BASE_URL and OPENAI_API_KEY.",
-        _load, ("requests", "tokens"),
+        _load, ("rpm", "tpm", "price", "tokens"), is_paid=True,
     ),
 )  # fmt: skip

@@ -25,8 +25,11 @@ class PythonModel:
         except (TypeError, ValueError):  # of a function in C
             self._takes_side = False
 
-    def __call__(self, items: Sequence[Any], side: str) -> Any:
-        return self._call(list(items), side=side) if self._takes_side else self._call(list(items))
+    def prepare(self, items: Sequence[Any], side: str) -> Any:
+        return items
+
+    def __call__(self, prepared: Any, side: str) -> Any:
+        return self._call(list(prepared), side=side) if self._takes_side else self._call(list(prepared))
 
     def identity(self) -> dict[str, Any]:
         own, file = getattr(self._call, "identity", None), getattr(self._module, "__file__", None)

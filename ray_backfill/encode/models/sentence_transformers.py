@@ -40,12 +40,15 @@ class SentenceTransformers:
             self._model.max_seq_length = spec.tokens
         self._spec = spec
 
-    def __call__(self, items: Sequence[Any], side: str) -> Any:
-        how: dict[str, Any] = {"batch_size": len(items), "show_progress_bar": False, "convert_to_numpy": True}
+    def prepare(self, items: Sequence[Any], side: str) -> Any:
+        return items
+
+    def __call__(self, prepared: Any, side: str) -> Any:
+        how: dict[str, Any] = {"batch_size": len(prepared), "show_progress_bar": False, "convert_to_numpy": True}
         if side in self._spec.prompt:
             how["prompt"] = self._spec.prompt[side]
         encode = self._model.encode_query if side == "query" else self._model.encode_document
-        return encode(list(items), **how)
+        return encode(list(prepared), **how)
 
     def identity(self) -> dict[str, Any]:
         model, settings = self._model, []

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import ray_backfill as rb
 from ray_backfill.data.folder import read_table
 from ray_backfill.data.importing import ColumnNames, import_split, imported
 from ray_backfill.data.sources import Source, open_source
+from ray_backfill.encode.items import ItemSettings, ItemSources, write_items
 from tests.data.sources.stores import IN_FILES, Items, Stored, in_postgres, items, postgres
 
 OF = items()
@@ -72,6 +74,37 @@ def test_names_of_tables_keep_their_case(made: str, written: str, tmp_path: Path
         ]
         with pytest.raises(rb.InputError, match="does not exist"):
             open_source(f"{address}#ITEMS")
+
+
+@pytest.mark.full
+def test_a_query_is_a_source_of_vectors_and_of_texts(tmp_path: Path) -> None:
+    import psycopg
+
+    with postgres(tmp_path / "server") as address:
+        with psycopg.connect(address) as connection:
+            connection.execute("CREATE TABLE posts (id bigint PRIMARY KEY, body text, topic int, v real[])")
+            rows = [(row, f"100 % of post {row}", row % 4, [float(row), 1.0]) for row in range(200)]
+            connection.cursor().executemany("INSERT INTO posts VALUES (%s, %s, %s, %s)", rows)
+            connection.execute("CREATE SEQUENCE s")
+            connection.execute("CREATE VIEW even AS SELECT * FROM posts WHERE id % 2 = 0")
+        query = "SELECT -id AS id, body AS text, topic AS label, v FROM even WHERE body LIKE '100 %';"
+        source = open_source(f"{address}#{query}")
+        assert source.rows == 100
+        assert not source.tells_changes
+        (batch,) = source.read(["v", "id"], 90)
+        assert batch.to_pylist() == [{"v": [row, 1], "id": -row} for row in range(18, -1, -2)], "by the first column"
+        given = ItemSources("text", f"{address}#{query}")
+        out = write_items(tmp_path / "items", given, ItemSettings(draw_queries=10, draw_train=0))
+        gallery = pq.read_table(out / "gallery.parquet").to_pydict()
+        assert len(gallery["id"]) == 90
+        assert gallery["text"] == [f"100 % of post {-item}" for item in gallery["id"]]
+        assert gallery["label"] == [-item % 4 for item in gallery["id"]]
+        for wrong, says in (("SELECT nothing", "nothing"), ("WITH x AS (DELETE FROM posts) SELECT 1", "WITH")):
+            with pytest.raises(rb.InputError, match=says) as error:
+                open_source(f"{address}#{wrong}")
+            assert "\n" not in str(error.value)
+        with pytest.raises(rb.InputError, match="read-only"):
+            open_source(f"{address}#SELECT nextval('s') AS id FROM generate_series(1, 2)")
 
 
 def test_it_can_be_read_from_any_row_on(stored: Stored) -> None:
