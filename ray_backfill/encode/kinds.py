@@ -19,6 +19,7 @@ _REFUSED = {
     "splade": "a model of sparse vectors (SPLADE)",
 }
 
+_YES_NO = ("yes", "no")
 # Options that every kind has, and kinds whose names may be files or folders.
 _SHARED, _OF_FILES = ("dims", "prompt", "batch"), ("hf", "sentence-transformers", "onnx")
 
@@ -81,7 +82,8 @@ def _with_options(spec: Spec, options: list[tuple[str, str]], kind: ModelKind) -
             raise InputError(f"{name} must be a number, not {value!r}") from None
         if given[name] != value and not 0 <= given[name] < inf:
             raise InputError(f"{name} must be a number from 0 on, got {value}")
-    for name, known in (("pooling", POOLINGS), ("dtype", DTYPES), ("normalise", ("yes", "no"))):
+    words = {"pooling": POOLINGS, "dtype": DTYPES} | dict.fromkeys(("normalise", "compile", "channels_last"), _YES_NO)
+    for name, known in words.items():
         if given.get(name, known[0]) not in known:
             raise unknown_name(name, given[name], known)
     return replace(spec, **given)

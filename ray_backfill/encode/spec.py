@@ -5,7 +5,7 @@ from typing import Any
 
 SIDES = ("query", "document")
 POOLINGS = ("mean", "cls", "last")
-DTYPES = ("fp32", "bf16", "fp16")
+DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,11 @@ class Spec:
     tokens: int = 0
     """Tokens of a text that are read, at most; 0: as many as the model can."""
     dtype: str = "fp32"
-    """fp32, bf16 or fp16: precision of the weights and of the arithmetic."""
+    """fp32, bf16 or fp16: precision of the weights and of the arithmetic. tf32: fp32, but GPUs multiply 10 bits."""
+    compile: str = ""
+    """yes: by torch.compile, which takes a minute at the start of each actor."""
+    channels_last: str = ""
+    """yes: the layout of memory that convolutions of GPUs prefer."""
     rpm: int = 0
     """openai: requests per minute of all actors together, at most; 0: no limit of ours."""
     tpm: int = 0

@@ -143,6 +143,44 @@ def test_a_vision_model_of_transformers(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, output.last_hidden_state[:, 0], atol=1e-5)
 
 
+@pytest.mark.full
+def test_compiled_models_embed_the_same(bert: Path) -> None:
+    plain = load(f"hf:{bert}").embed(TEXTS, "query")
+    compiled = load(f"hf:{bert}#compile=yes&batch=2")
+    np.testing.assert_allclose(compiled.embed(TEXTS, "query"), plain, atol=1e-5)
+    assert compiled.encoder._model._compiled_call_impl is not None
+    assert compiled.identity()["weights"] == load(f"hf:{bert}").identity()["weights"]
+
+
+def test_the_layout_of_memory_changes_nothing(tmp_path: Path) -> None:
+    from PIL import Image
+    from transformers import ResNetConfig, ResNetModel, ViTImageProcessor
+
+    torch.manual_seed(0)
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+    ResNetModel(config).eval().save_pretrained(tmp_path)
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    images = [Image.new("RGB", (40, 50), (shade, 10, 200)) for shade in (0, 90, 250)]
+    plain = load(f"hf:{tmp_path}", IMAGE)
+    other = load(f"hf:{tmp_path}#channels_last=yes", IMAGE)
+    weights = [each for each in other.encoder._model.parameters() if each.ndim == 4]
+    assert any(each.is_contiguous(memory_format=torch.channels_last) and min(each.shape[1:]) > 1 for each in weights)
+    np.testing.assert_allclose(other.embed(images, "query"), plain.embed(images, "query"), atol=1e-5)
+    assert other.identity() == plain.identity()
+
+
+@pytest.mark.parametrize(("dtype", "inside"), [("fp32", "ieee"), ("tf32", "tf32"), ("bf16", "ieee")])
+def test_products_of_gpus_are_full_unless_tf32_is_asked_for(bert: Path, dtype: str, inside: str) -> None:
+    """Convolutions use TF32 by default, and a GPU's embeddings are then others than a CPU's."""
+    places = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before, seen = [place.fp32_precision for place in places], list[str]()
+    model = load(f"hf:{bert}#dtype={dtype}")
+    model.encoder._model.register_forward_hook(lambda *_: seen.extend(place.fp32_precision for place in places))
+    model.embed(["a cat"], "query")
+    assert seen == [inside, inside]
+    assert [place.fp32_precision for place in places] == before
+
+
 def test_onnx_runtime_pools_the_vectors_of_tokens(bert: Path, tmp_path: Path) -> None:
     helper, numpy_helper = (importlib.import_module(f"onnx.{name}") for name in ("helper", "numpy_helper"))
     kinds: Any = importlib.import_module("onnx").TensorProto

@@ -9,13 +9,7 @@ from typing import Any
 from ray_backfill.core.errors import InputError
 from ray_backfill.encode.encoder import IMAGE, TEXT, Device, Encoder, ModelKind
 from ray_backfill.encode.spec import POOLINGS, Spec
-
-
-def torch_dtype(spec: Spec) -> Any:
-    """The torch type of a spec's precision."""
-    import torch
-
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[spec.dtype]
+from ray_backfill.encode.torch_settings import OPTIONS, precision, ready, torch_dtype
 
 
 def not_found(spec: Spec, error: Exception) -> InputError:
@@ -40,7 +34,7 @@ class _OfTransformers:
             model = transformers.AutoModel.from_pretrained(spec.name, torch_dtype=torch_dtype(spec))
         except Exception as error:
             raise not_found(spec, error) from error
-        self._model = model.eval().to(device.name)
+        self._model = ready(model, spec, device)
 
     def _finished(self, vectors: Any, default: bool) -> Any:
         if default and self._spec.normalise != "no":
@@ -78,7 +72,7 @@ class TextModel(_OfTransformers):
 
     def __call__(self, prepared: Any, side: str) -> Any:
         torch, inputs = self._torch, prepared.to(self._device)
-        with torch.inference_mode():
+        with torch.inference_mode(), precision(self._spec):
             states = self._model(**inputs).last_hidden_state
         mask = inputs["attention_mask"]
         if self._pooling == "cls":
@@ -113,7 +107,7 @@ class VisionModel(_OfTransformers):
 
     def __call__(self, prepared: Any, side: str) -> Any:
         torch, pixels = self._torch, prepared.to(self._device, torch_dtype(self._spec))
-        with torch.inference_mode():
+        with torch.inference_mode(), precision(self._spec):
             if hasattr(self._model, "get_image_features"):
                 found = self._model.get_image_features(pixel_values=pixels)
                 vectors = getattr(found, "pooler_output", found)
@@ -194,6 +188,6 @@ MODELS = (
     ModelKind(
         "hf", (TEXT, IMAGE), "hf:NAME_OR_FOLDER",
         "A text or vision model of transformers. Texts are pooled as its folder says, otherwise by their mean.", _load,
-        ("pooling", "normalise", "tokens", "dtype"), "'ray-backfill[cpu]'",
+        ("pooling", "normalise", "tokens", *OPTIONS), "'ray-backfill[cpu]'",
     ),
 )  # fmt: skip

@@ -12,9 +12,9 @@ from ray_backfill.encode.models.huggingface import (
     hash_of_text,
     hash_of_tokenizer,
     not_found,
-    torch_dtype,
 )
 from ray_backfill.encode.spec import Spec
+from ray_backfill.encode.torch_settings import OPTIONS, precision, ready, torch_dtype
 
 
 class SentenceTransformers:
@@ -38,6 +38,9 @@ class SentenceTransformers:
             raise not_found(spec, error) from error
         if spec.tokens:
             self._model.max_seq_length = spec.tokens
+        for each in self._model:
+            if hasattr(each, "auto_model"):  # the library calls it, and not what contains it
+                ready(each.auto_model, spec, device)
         self._spec = spec
 
     def prepare(self, items: Sequence[Any], side: str) -> Any:
@@ -48,7 +51,8 @@ class SentenceTransformers:
         if side in self._spec.prompt:
             how["prompt"] = self._spec.prompt[side]
         encode = self._model.encode_query if side == "query" else self._model.encode_document
-        return encode(list(prepared), **how)
+        with precision(self._spec):
+            return encode(list(prepared), **how)
 
     def identity(self) -> dict[str, Any]:
         model, settings = self._model, []
@@ -73,6 +77,6 @@ MODELS = (
     ModelKind(
         "sentence-transformers", (TEXT, IMAGE), "sentence-transformers:NAME_OR_FOLDER",
         "A model of the library sentence-transformers, as its own encode_query() and encode_document() embed.", _load,
-        ("tokens", "dtype"), "sentence-transformers",
+        ("tokens", *OPTIONS), "sentence-transformers",
     ),
 )  # fmt: skip
