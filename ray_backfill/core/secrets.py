@@ -22,7 +22,8 @@ _LONG_NAMES = "password|passwd|passphrase|secret|credential|signature|access[_-]
 _PARAMETER = re.compile(rf"(?i).*({_LONG_NAMES}|token).*|key|pw|pwd|pass|sig|auth|external_id")
 _NAME = rf"[\w-]*(?:{_LONG_NAMES})[\w-]*|[\w-]*token|pwd?"
 _SCHEME = r"\b([A-Za-z][A-Za-z0-9+.-]*)://"
-_ADDRESS, _WHOLE = re.compile(rf"{_SCHEME}(\S+)"), rf"{_SCHEME}(.+)"
+_ADDRESS = re.compile(rf"{_SCHEME}(\S+)")
+_WHOLE = rf"{_SCHEME}(.+?)(?=#\s*(?i:select|with)\s|\Z)"  # a query is no part of the address
 _BUCKETS = ("s3", "gs")  # no key has an @, but a path may
 # password=word, password = 'two words': libpq's strings, and variables of the environment. Not folders: key=5/part.
 _ASSIGNED = re.compile(rf"""(?i)(?<![\w/-])({_NAME})(\s*=\s*)('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^\s'"]\S*)""")

@@ -271,10 +271,11 @@ def _image_table(given: str, settings: ItemSettings) -> pa.Table:
     if not root.is_dir():
         return _of_paths(given, settings)
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
-    if not paths:
-        raise InputError(f"{given} has no images ({', '.join(_SUFFIXES[:4])}, ...)")
     names = [path.relative_to(root) for path in paths]
-    columns = {"id": pa.array([str(name) for name in names]), "image": pa.array([str(path) for path in paths])}
+    names = [name for name in names if not any(part.startswith(".") for part in name.parts)]  # of other programs
+    if not names:
+        raise InputError(f"{given} has no images ({', '.join(_SUFFIXES[:4])}, ...)")
+    columns = {"id": pa.array([str(name) for name in names]), "image": pa.array([str(root / name) for name in names])}
     if all(len(name.parts) > 1 for name in names):
         columns["label"] = pa.array([name.parts[0] for name in names])
     return pa.table(columns)
@@ -303,9 +304,11 @@ def _of_shards(shards: Sequence[Path]) -> pa.Table:
         try:
             with tarfile.open(shard, "r:") as tar:
                 for member in tar:
-                    folder, slash, file = member.name.rpartition("/")
+                    folder, slash, file = member.name.removeprefix("./").rpartition("/")
                     name, _, kind = file.partition(".")
                     key = folder + slash + name
+                    if file.startswith("."):  # of other programs, such as ._01.jpg
+                        continue
                     if member.isfile() and f".{kind.lower()}" in _SUFFIXES:
                         if key in found:
                             raise InputError(f"{shard} has the key {key!r} a second time; make keys unique")

@@ -25,7 +25,7 @@ from ray_backfill.cli.main import main
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.run_lock import LOCK
 from ray_backfill.core.runkey import RunKey
-from ray_backfill.core.secrets import cleaned, learn, without_secrets
+from ray_backfill.core.secrets import cleaned, learn, needs_encoding, without_secrets
 from ray_backfill.core.stages import begin_stage, look_at_stage, read_json, write_json
 from ray_backfill.data.sources import files, open_source
 from tests.data.sources.stores import postgres
@@ -107,6 +107,13 @@ def test_what_is_left_of_an_address_can_be_used_again(form: Form) -> None:
 def test_a_library_may_quote_a_password_alone_decoded_or_in_part(password: str, said: str) -> None:
     learn(f"postgresql://u:{password}@h/db#t")
     assert without_secrets(f'invalid token: "{said}"') == 'invalid token: "***"'
+
+
+def test_a_query_is_no_part_of_an_address() -> None:
+    given = "postgresql://u:hunter22@h/db#SELECT id, 'x:y' AS text FROM t WHERE mail LIKE '%a:b@c' OR n / 2 > 1"
+    assert not needs_encoding(given)
+    assert learn(given) == given.replace(":hunter22", "")
+    assert without_secrets("FATAL: 'hunter22'") == "FATAL: '***'"
 
 
 def test_addresses_that_nobody_gave_are_cleaned_as_well() -> None:

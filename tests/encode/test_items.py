@@ -116,7 +116,7 @@ def test_columns_of_other_names_and_files_of_their_own(tmp_path: Path) -> None:
 
 def test_images_with_subfolders_have_classes(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    for name in ("cat/a.png", "cat/b.jpg", "dog/a.png", "dog/notes.txt"):
+    for name in ("cat/a.png", "cat/b.jpg", "dog/a.png", "dog/notes.txt", "dog/._a.png", ".trash/c.png"):
         path = tmp_path / "images" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".txt":
@@ -150,8 +150,11 @@ def shard(path: Path, files: dict[str, bytes]) -> None:
 
 def test_images_of_tar_shards_are_read_where_they_lie(tmp_path: Path) -> None:
     root = tmp_path / "shards"
-    shard(root / "a-0.tar", {"x/01.png": png(10), "x/01.cls": b"3\n", "x/01.json": b"{}", "02.PNG": png(20)})
-    shard(root / "a-1.tar", {"02.cls": b"4", "03.seg.png": b"a mask", "04.png": b"", "04.cls": b"5"})
+    shard(
+        root / "a-0.tar",
+        {"x/01.png": png(10), "x/01.cls": b"3\n", "x/01.json": b"{}", "02.PNG": png(20), "._02.PNG": b"of macOS"},
+    )
+    shard(root / "a-1.tar", {"./02.cls": b"4", "03.seg.png": b"a mask", "04.png": b"", "04.cls": b"5"})
     out = write_items(tmp_path / "items", ItemSources("image", str(root), str(root)), ItemSettings())
     found = read(out, "gallery")
     assert (found["id"], found["label"]) == (["x/01", "02", "04"], ["3", "4", "5"])
