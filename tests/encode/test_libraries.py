@@ -172,7 +172,8 @@ def test_the_layout_of_memory_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("dtype", "inside"), [("fp32", "ieee"), ("tf32", "tf32"), ("bf16", "ieee")])
 def test_products_of_gpus_are_full_unless_tf32_is_asked_for(bert: Path, dtype: str, inside: str) -> None:
     """Convolutions use TF32 by default, and a GPU's embeddings are then others than a CPU's."""
-    places = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    backends: Any = torch.backends
+    places = backends.cuda.matmul, backends.cudnn.conv
     before, seen = [place.fp32_precision for place in places], list[str]()
     model = load(f"hf:{bert}#dtype={dtype}")
     model.encoder._model.register_forward_hook(lambda *_: seen.extend(place.fp32_precision for place in places))

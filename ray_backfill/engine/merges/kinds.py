@@ -12,7 +12,7 @@ from ray_backfill.engine.distances import check_distance
 from ray_backfill.engine.merges.best import choose
 from ray_backfill.engine.merges.csls import fit_csls
 from ray_backfill.engine.merges.merge import RAW, Merge
-from ray_backfill.engine.merges.score_map import Maps, fit_isotonic, fit_logistic, fit_quantile
+from ray_backfill.engine.merges.score_map import Maps, fit_isotonic, fit_logistic, fit_quantile, fit_zscore
 from ray_backfill.engine.systems import IntArray, UpgradePair, as_labels
 
 # The merge that is chosen for each method.
@@ -111,6 +111,14 @@ MERGES = (
         glossary={
             "quantile": "A merge that replaces a backward distance by the forward distance of the same quantile: equal "
             "shares of train pairs are closer. Needs train embeddings, but no labels.",
+        },
+    ),
+    MergeKind(
+        "zscore", "z-scores", "Montague and Aslam 2001: zero mean, unit variance",
+        _by_maps("zscore", fit_zscore),
+        glossary={
+            "z-score": "A merge that subtracts the mean of train pairs' distances from each distance and divides by "
+            "their standard deviation. Needs train embeddings, but no labels.",
         },
     ),
     MergeKind(

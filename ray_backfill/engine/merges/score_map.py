@@ -185,6 +185,27 @@ def fit_quantile(train: UpgradePair, label: IntArray | None, distance: str, seed
 
     Knots are dense at small distances, which decide the top of the ranking.
     """
+    sample = _sample(train, distance, seed)
+    q = quantiles(len(sample.backward))
+    x, of_x = np.unique(np.quantile(sample.backward, q), return_inverse=True)
+    # A backward distance that many pairs share maps to the mean of their forward distances.
+    y = np.bincount(of_x, np.quantile(sample.forward, q)) / np.bincount(of_x)
+    return ScoreMap(x, np.maximum.accumulate(y)), identity()
+
+
+def fit_zscore(train: UpgradePair, label: IntArray | None, distance: str, seed: int) -> Maps:
+    """Subtract the mean of train pairs' distances and divide by their standard deviation, in each system."""
+
+    def fit(distances: NDArray[np.float64]) -> ScoreMap:
+        centre, spread = distances.mean(), distances.std() or 1.0
+        return ScoreMap(np.array([centre, centre + spread]), np.array([0.0, 1.0]))
+
+    sample = _sample(train, distance, seed)
+    return fit(sample.backward), fit(sample.forward)
+
+
+def _sample(train: UpgradePair, distance: str, seed: int) -> _Sample:
+    """Random pairs of train items."""
     n = train.n_gallery
     if n * (n - 1) <= MOST_PAIRS:
         i, j = _all_pairs(np.arange(n))
@@ -192,12 +213,7 @@ def fit_quantile(train: UpgradePair, label: IntArray | None, distance: str, seed
         rng = np.random.default_rng(seed)
         i, j = rng.integers(0, n, MOST_PAIRS), rng.integers(0, n - 1, MOST_PAIRS)
         j += j >= i
-    sample = _Sample(*_distances(train, distance, i, j))
-    q = quantiles(len(i))
-    x, of_x = np.unique(np.quantile(sample.backward, q), return_inverse=True)
-    # A backward distance that many pairs share maps to the mean of their forward distances.
-    y = np.bincount(of_x, np.quantile(sample.forward, q)) / np.bincount(of_x)
-    return ScoreMap(x, np.maximum.accumulate(y)), identity()
+    return _Sample(*_distances(train, distance, i, j))
 
 
 def fit_isotonic(train: UpgradePair, label: IntArray | None, distance: str, seed: int) -> Maps:

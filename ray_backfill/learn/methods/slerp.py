@@ -27,7 +27,7 @@ from ray_backfill.learn.training.settings import FitSettings
 ALPHAS = tuple(i / 10 for i in range(11))
 _MIDDLE = 0.5
 # Most queries and items that recall is measured with.
-_QUERIES, _ITEMS = 1_024, 65_536
+QUERIES, ITEMS = 1_024, 65_536
 # Closest that a cosine may come to 1 or -1, where the angle has no sine to divide by. Source: the authors' code.
 _NEAR = 1e-7
 
@@ -81,8 +81,8 @@ class SlerpFit(FormulaFit):
         flops = 2 * len(new) * new.shape[1] * (new.shape[1] + old.shape[1])
         if data.label is None:
             return Fitted(middle, flops)
-        items = np.random.default_rng(0).permutation(len(new))[:_ITEMS]
-        queries = items[:_QUERIES]
+        items = np.random.default_rng(0).permutation(len(new))[:ITEMS]
+        queries = items[:QUERIES]
         points = [replace(middle, alpha=alpha) for alpha in ALPHAS]
         found = [
             recall_at_1(transform(point, old[queries], new[queries]), old[items], data.label[items]) for point in points

@@ -34,6 +34,8 @@ FittedMap: TypeAlias = "FormulaMap | nn.Module"
 # Kind in network.json -> its class; a network's constructor takes what is its ``shape``.
 KINDS = {
     "affine": Deferred("ray_backfill.learn.models.apply", "Affine"),
+    "convex": Deferred("ray_backfill.learn.methods.convex", "Convex"),
+    "local": Deferred("ray_backfill.learn.methods.local", "Local"),
     "slerp": Deferred("ray_backfill.learn.methods.slerp", "Slerp"),
     "heads": Deferred("ray_backfill.learn.papers.rank_merge", "Heads"),
     "towards_rho": Deferred("ray_backfill.learn.papers.rank_merge", "RhoAndH"),
