@@ -91,7 +91,7 @@ def options_of(command: str, arguments: Sequence[str]) -> Any:
 
 
 def page(name: str) -> str:
-    """The first page of a command, or "overview"; with names in place of lines such as {methods}."""
+    """The first page of a command, or "overview"; with names in place of lines such as {orders}."""
     from importlib.resources import files
 
     text = (files("ray_backfill.cli") / "pages" / f"{name}.txt").read_text(encoding="utf-8").rstrip()
@@ -109,7 +109,7 @@ def _listed(name: str) -> Any:
 
 
 def _names(listed: str) -> Iterable[str]:
-    """What {methods}, {recommended}, {orders} and so on stand for."""
+    """What {recommended}, {orders} and so on stand for."""
     if listed == "recommended":
         return (method.name for method in _listed("methods").values() if method.is_recommended)
     if listed == "orders":

@@ -151,8 +151,12 @@ def test_help_of_an_option_fills_its_lines_and_shows_no_empty_default() -> None:
 
 def test_names_are_listed_where_they_are_chosen() -> None:
     shown = page("simulate").replace(",", " ").split()
-    for names in (all_methods(), all_orders(), all_merges()):
+    for names in (all_orders(), all_merges()):
         assert set(names) <= set(shown)
+    recommended = [method.name for method in all_methods().values() if method.is_recommended]
+    assert set(recommended) <= set(shown), "there are too many methods to name all"
+    listed = [line.split(":")[0] for line in group_help("simulate", [], "methods").splitlines() if line[0] != " "]
+    assert listed == list(all_methods())
     assert set(all_recipes()) <= set(page("embed").replace(",", " ").split())
     for command in COMMANDS:
         assert f"  {command} " in page("overview")

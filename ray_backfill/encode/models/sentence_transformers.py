@@ -14,7 +14,7 @@ from ray_backfill.encode.models.huggingface import (
     not_found,
 )
 from ray_backfill.encode.spec import Spec
-from ray_backfill.encode.torch_settings import OPTIONS, precision, ready, torch_dtype
+from ray_backfill.encode.models.torch_settings import OPTIONS, precision, ready, torch_dtype
 
 
 class SentenceTransformers:
