@@ -17,7 +17,7 @@ from ray_backfill.forecast.engine import Forecast, forecast_pair
 from ray_backfill.forecast.estimate import exact_units
 from ray_backfill.forecast.known_items import NewEmbeddings
 from ray_backfill.forecast.models import Calibration, KnownForms
-from ray_backfill.learn.methods import Embeddings, Method, find_methods
+from ray_backfill.learn.methods import POLICIES, Embeddings, Method, find_methods
 
 # Metric -> (Q,) exact values at t = 0; NaN for queries without right answers.
 Starts = Mapping[str, NDArray[np.float64]]
@@ -42,7 +42,7 @@ def gallery_here(comparison: Comparison) -> Gallery:
 
 def can_be_forecast(method: Method) -> bool:
     """Whether the engine knows how this method serves: no cascade, no step at the end, and nothing that hides items."""
-    return not method.recalls and (method.name == NEW or not method.is_reference) and method.name != "instant"
+    return (method.name == NEW or not method.is_reference) and method.family != POLICIES
 
 
 def forecast_method(

@@ -8,8 +8,8 @@ from typing import Any
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.encode.encoder import IMAGE, TEXT, Device, Encoder, ModelKind
-from ray_backfill.encode.spec import POOLINGS, Spec
 from ray_backfill.encode.models.torch_settings import OPTIONS, precision, ready, torch_dtype
+from ray_backfill.encode.spec import POOLINGS, Spec
 
 
 def not_found(spec: Spec, error: Exception) -> InputError:

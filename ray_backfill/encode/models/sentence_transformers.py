@@ -13,8 +13,8 @@ from ray_backfill.encode.models.huggingface import (
     hash_of_tokenizer,
     not_found,
 )
-from ray_backfill.encode.spec import Spec
 from ray_backfill.encode.models.torch_settings import OPTIONS, precision, ready, torch_dtype
+from ray_backfill.encode.spec import Spec
 
 
 class SentenceTransformers:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
-from ray_backfill.learn.methods import Embeddings, Method
+from ray_backfill.learn.methods import POLICIES, Embeddings, Method
 from ray_backfill.learn.methods.adapters import FormulaFit, procrustes
 from ray_backfill.learn.methods.slerp import ITEMS, QUERIES, recall_at_1
 from ray_backfill.learn.models.apply import FormulaMap, Wide, transform, unit
@@ -83,7 +83,7 @@ def _pair(e: Embeddings, network: Any) -> UpgradePair:
 METHODS = (
     Method(
         "convex", "convex fusion", "Bruch et al. 2023, section 3: a convex combination of similarities", _pair,
-        "Adapters", ConvexFit(procrustes, "old", "new"),
+        POLICIES, ConvexFit(procrustes, "old", "new"),
         backward="old",
         glossary={
             "Convex fusion": "A backfilled item keeps its old vector, too: its similarity is a weighted mean of both "
