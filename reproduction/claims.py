@@ -15,7 +15,7 @@ import numpy as np
 from ray_backfill.compare.tables import AUC, END
 from ray_backfill.page.numbers import percent
 from reproduction.effects import FAILS, HOLDS, UNMEASURED, UNTOLD, Effect, difference, verdict_of_all
-from reproduction.names import REFERENCES
+from reproduction.names import REFERENCES, UNMIXED
 from reproduction.published import FF_KENDALL_TAU
 from reproduction.runs import Case, Floats, Runs
 from reproduction.spread import by_seed, plain, seed_by_seed
@@ -160,11 +160,11 @@ def best_of(side: Side, rivals: tuple[str, ...]) -> Callable[[Evidence], Measure
 
 
 def worst_of(method: str) -> Callable[[Evidence], Measured]:
-    """AUC of each other method in the main order, except references, minus that of this one: each has to be better."""
+    """AUC of each other method that mixes two systems, in the main order, minus that of this one: each is better."""
 
     def measure(evidence: Evidence) -> Measured:
         runs, own = evidence.runs, Case(method, evidence.order)
-        others = [Case(m, evidence.order) for m in runs.methods if m not in REFERENCES]
+        others = [Case(m, evidence.order) for m in runs.methods if m not in UNMIXED]
         found = {
             case: (-margin_S, Effect(-effect.size, -effect.high, -effect.low))
             for case, (margin_S, effect) in _against(evidence, own, others).items()

@@ -4,9 +4,12 @@ from collections.abc import Iterable
 
 from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import all_orders
-from ray_backfill.learn.methods import FAMILIES, all_methods
+from ray_backfill.learn.methods import FAMILIES, POLICIES, all_methods
 
 REFERENCES = tuple(method.name for method in all_methods().values() if method.is_reference)
+# Methods that do not mix two systems' results: references, cascades, which rank as the new model does from the first
+# day on, whatever the order, and instant, which hides items.
+UNMIXED = tuple(method.name for method in all_methods().values() if method.is_reference or method.family == POLICIES)
 ORDERS = tuple(all_orders())
 MERGES = tuple(merge.name for merge in all_merges().values() if not merge.is_choice)
 
@@ -14,7 +17,7 @@ MERGES = tuple(merge.name for merge in all_merges().values() if not merge.is_cho
 TRAINING_FREE_METHODS = tuple(
     method.name
     for method in all_methods().values()
-    if method.models == ("old", "new") and not method.is_reference and not method.is_trained
+    if method.models == ("old", "new") and method.name not in UNMIXED and not method.is_trained
 )
 LABEL_FREE_MERGES = tuple(merge.name for merge in all_merges().values() if not (merge.needs_labels or merge.is_choice))
 # Orders that depend on the map of a method.

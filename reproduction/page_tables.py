@@ -10,7 +10,7 @@ from ray_backfill.compare.results import Row
 from ray_backfill.core.schema import read_table
 from ray_backfill.page.numbers import NOTHING, amount, percent, percent_sign
 from reproduction.markdown import PageTable
-from reproduction.names import MERGES, ORDERS, REFERENCES, grouped, in_order
+from reproduction.names import MERGES, ORDERS, REFERENCES, UNMIXED, grouped, in_order
 from reproduction.published import Figures, PublishedTable
 from reproduction.runs import Case, Floats, Runs
 from reproduction.spread import mean_and_spread, mean_of, seeds_interval, signed
@@ -144,7 +144,7 @@ def merges_table(runs: Runs, order: str) -> PageTable | None:
 def _grid(
     runs: Runs, columns: Sequence[str], known: tuple[str, ...], case: Callable[[str, str], Case]
 ) -> PageTable | None:
-    methods = [m for m in runs.methods if m not in REFERENCES]
+    methods = [m for m in runs.methods if m not in UNMIXED]
     means = {(m, c): mean_of(runs.areas(case(m, c))) for m in methods for c in columns}
     compared = [m for m in methods if sum(np.isfinite(means[m, c]) for c in columns) > 1]
     used = in_order((c for c in columns if any(np.isfinite(means[m, c]) for m in compared)), known)
@@ -170,7 +170,7 @@ def against_random(runs: Runs) -> PageTable | None:
     """
     orders = tuple(o for o in runs.orders if o != "random")
     leads: dict[str, list[Floats]] = {}
-    for method in (m for m in runs.methods if m not in REFERENCES):
+    for method in (m for m in runs.methods if m not in UNMIXED):
         own = [runs.areas(Case(method, o)) - runs.areas(Case(method, "random")) for o in orders]
         if any(np.isfinite(lead_S).any() for lead_S in own):
             leads[method] = own

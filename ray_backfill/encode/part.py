@@ -54,8 +54,8 @@ class EncodeRequest:
 
 
 def embed_part(items: Path, split: str, models: Mapping[str, Model], threads: int = 1) -> pa.Table:
-    """The table of a part. items: its file. models: used before, so that their dimensions are known. A batch is read
-    and prepared while the models embed the one before. Raises InputError if a model fails.
+    """The table of a part. items: its file. models: used before, so that their dimensions are known also where no item
+    is left. A batch is read and prepared while the models embed the one before. Raises InputError if a model fails.
     """
     table = pq.read_table(items)
     order = by_length(table[TEXT].to_pylist() if TEXT in table.column_names else range(len(table)))
@@ -69,16 +69,17 @@ def embed_part(items: Path, split: str, models: Mapping[str, Model], threads: in
         return rows[good], batches, {int(rows[i]): why for i, why in broken.items()}
 
     before = {name: model.tokens for name, model in models.items()}
-    vectors = {name: np.zeros((len(table), model.dims), np.float32) for name, model in models.items()}
+    vectors: dict[str, NDArray[np.float32]] = {}
     lost: dict[int, str] = {}
     for rows, batches, broken in _one_ahead(prepared, [order[i : i + size] for i in range(0, len(order), size)]):
         lost |= broken
         for name, model in models.items():
-            vectors[name][rows] = model.vectors(batches[name], side)
+            found = model.vectors(batches[name], side)
+            vectors.setdefault(name, np.zeros((len(table), found.shape[1]), np.float32))[rows] = found
     kept = np.array([i for i in range(len(table)) if i not in lost], np.int64)
     own = [name for name in table.column_names if name not in PLACE]
     columns = {name: table[name].take(pa.array(kept)) for name in own}
-    columns |= {name: vector_column(values[kept]) for name, values in vectors.items()}
+    columns |= {name: vector_column(vectors[name][kept]) for name in models}
     listed = [[str(table["id"][i].as_py()), why] for i, why in sorted(lost.items())]
     tokens = {name: model.tokens - before[name] for name, model in models.items()}
     return pa.table(columns).replace_schema_metadata({_BROKEN: json.dumps(listed), _TOKENS: json.dumps(tokens)})

@@ -78,7 +78,6 @@ def test_a_batch_of_images_is_in_memory_not_a_part(tmp_path: Path, monkeypatch: 
     for name, batch in (("old", 4), ("new", 10)):
         models[name] = model_of(look, IMAGE)
         models[name].spec = replace(models[name].spec, batch=batch)
-        models[name].dims = 3
     table = embed_part(tmp_path / "in.parquet", "gallery", models)
     assert table["id"].to_pylist() == [row for row in range(rows) if row != 7]
     assert [vector[0] for vector in table["old"].to_pylist()] == table["id"].to_pylist()
