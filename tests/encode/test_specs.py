@@ -34,7 +34,7 @@ def test_a_spec_is_read_and_written_again() -> None:
         ("hf:", "lacks a name, as in hf:NAME_OR_FOLDER"),
         ("hf:a#dim=3", "unknown option 'dim'; did you mean dims"),
         ("hf:a#dims=many", "dims must be a number, not 'many'"),
-        ("hf:a#dims=-3", "dims must not be negative"),
+        ("hf:a#dims=-3", "dims must be a number from 0 on"),
         ("hf:a#pooling=max", "unknown pooling 'max'; known: mean, cls, last"),
         ("hf:a#dtype=int8", "unknown dtype 'int8'"),
         ("hf:a#prompt=hello", "prompt=query:TEXT"),

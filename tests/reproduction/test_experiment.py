@@ -105,7 +105,7 @@ def check_runs(out: Path) -> None:
     spread = pd.read_parquet(out / "seed-0" / "results" / "permutations.parquet")
     assert set(spread["permutations"]) == {10}
     merged = pd.read_parquet(out / "seed-0" / "results_merges" / "summary.parquet")
-    assert set(merged["merge"]) == {"raw", "quantile", "isotonic", "logistic", "csls", "rrf"}
+    assert set(merged["merge"]) == {"raw", "quantile", "zscore", "isotonic", "logistic", "csls", "rrf"}
     ablation = pd.read_parquet(out / "ablation" / "ablation.parquet")
     assert len(ablation) == 2 + 2 * 2, "RQT with and without rho; two losses with and without mining"
     # Tuned once, and used in the longer training.
