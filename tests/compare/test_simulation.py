@@ -323,7 +323,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"merges": ("sorted",)}, "unknown merge 'sorted'; known: raw"),
+        ({"merges": ("magic",)}, "unknown merge 'magic'; known: raw"),
         ({"merges": ("csls",), "distance": "l2"}, "csls merge supports only the cosine distance"),
         ({"merges": ()}, "one of each: .*--merges"),
         ({"points": 1 << 17}, "at most 65536"),
