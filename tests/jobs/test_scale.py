@@ -50,6 +50,17 @@ def test_by_default_every_method_without_training_takes_part() -> None:
     kinds = ("procrustes", "procrustes_centred", "relaxed", "least_squares", "ridge", "low_rank")
     adapters = [f"{kind}_{direction}" for kind in kinds for direction in ("gallery", "query")]
     job = ScaleJob(out=Path("runs/full"))
-    others = ["old", "new", "offline", "rm_naive", "drift_procrustes", "drift_low_rank", "slerp"]
+    others = [
+        "old",
+        "new",
+        "offline",
+        "rm_naive",
+        "drift_procrustes",
+        "drift_low_rank",
+        "slerp",
+        "qdc",
+        "local_gallery",
+        "common_prefix",
+    ]
     assert sorted(job.evaluation.methods) == sorted([*others, *adapters])
     assert (job.gallery.items, job.gallery.queries, job.gallery.classes) == (761_757, 1_129, 81_313)
