@@ -114,7 +114,11 @@ class Model:
         Raises:
             InputError: The model fails, or returns anything but one finite vector for each item.
         """
-        found = [self._checked(self._called(self.encoder, batch, side, items), items) for items, batch in batches]
+
+        def embedded(batch: Any, side: str) -> NDArray[np.float32]:
+            return np.asarray(self.encoder(batch, side), np.float32)
+
+        found = [self._checked(self._called(embedded, batch, side, items), items) for items, batch in batches]
         return np.concatenate(found) if found else np.empty((0, self.dims), np.float32)
 
     def _called(self, step: Callable[[Any, str], Any], given: Any, side: str, items: int) -> Any:
@@ -126,9 +130,8 @@ class Model:
             why = str(error).strip().splitlines() or [type(error).__name__]
             raise InputError(f"the model {self.spec} failed on {items} {self.modality}s: {why[0][:300]}") from error
 
-    def _checked(self, given: Any, items: int) -> NDArray[np.float32]:
+    def _checked(self, found: NDArray[np.float32], items: int) -> NDArray[np.float32]:
         """The vectors that a model returned for so many items. Raises InputError for anything else."""
-        found = np.asarray(given, np.float32)
         if found.ndim == 3 or (found.ndim == 2 and len(found) != items):
             raise InputError(
                 f"the model {self.spec} returned an array of shape {found.shape} for {items} {self.modality}s; "

@@ -72,3 +72,7 @@ def chokes(texts: list[str]) -> Any:
     if any("horse" in text for text in texts):
         raise ValueError("not this one")
     return old(texts)
+
+
+def ragged(texts: list[str]) -> Any:
+    return [[1.0] * (1 + row) for row in range(len(texts))]

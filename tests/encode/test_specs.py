@@ -102,6 +102,7 @@ def test_the_identity_is_that_of_the_code_and_the_options() -> None:
         (HERE + "one_number", r"returned an array of shape \(4,\), not \(4, d\)"),
         (HERE + "not_finite", "returned a vector that is not finite; mend it"),
         (HERE + "fails", "failed on 4 texts: out of order"),
+        (HERE + "ragged", "failed on 4 texts: setting an array element with a sequence"),
         (HERE + "old#dims=99", "has only 16 dimensions; lower dims"),
         (HERE + "grows#batch=1", "returned vectors of 4 and of 7 dimensions"),
         ("onnx:/nowhere/model.onnx", "there is no /nowhere/model.onnx; give a file or folder"),
