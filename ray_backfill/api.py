@@ -114,7 +114,7 @@ def embed(
         new: The model that will replace it. If either is a function, this process embeds everything, without Ray.
         out: Folder of the run. The same call continues a run that was stopped.
         texts: A table of texts (CSV, JSON lines, Parquet, a database) or a folder as BEIR has it; or instead
-        images: a folder of images, whose subfolders are classes.
+        images: a folder, whose subfolders are classes, a table of paths, or tar shards.
         queries: Queries of the same kind. Without them, a part of the items is drawn.
         train: Items on which maps are fitted; drawn if queries are drawn.
         items: Names of columns, and how many items are drawn.

@@ -30,7 +30,7 @@ class ModelsJob(Run):
     texts: str = ""
     """Texts of the gallery: a table (CSV, JSON lines, Parquet, a database) or a folder as BEIR has it."""
     images: str = ""
-    """Images of the gallery: a folder; its subfolders, if there are any, are classes."""
+    """Images of the gallery: a folder, whose subfolders are classes, a table of their paths, or tar shards."""
     queries: str = ""
     """Queries, of the same kind as the gallery. Without them, a part of the gallery is drawn."""
     train: str = ""

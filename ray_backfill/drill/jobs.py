@@ -1,5 +1,6 @@
 """The work of a drill as plain values, which travel to the actors that do it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from ray_backfill.drill.settings import LiveSettings, TrafficSettings
 from ray_backfill.drill.shard import ShardPlace
 from ray_backfill.drill.traffic import Sender
 from ray_backfill.encode.encoder import Device
+from ray_backfill.encode.part import Rows
 from ray_backfill.encode.spec import Spec
 from ray_backfill.engine.merges import Merge
 from ray_backfill.engine.systems import FloatArray, GroundTruth
@@ -35,7 +37,8 @@ class FromImages:
 @dataclass(frozen=True)
 class FromItems:
     """Items are texts or images of a user, which models embed as they are. items: folder of ``encode.items``. specs:
-    model -> its spec. gallery: has the items' ids, in their order. path: where modules of the user are found.
+    model -> its spec. gallery: has the items' ids, in their order. probes: model -> its
+    vectors of the fixed items. path: where modules of the user are found.
     """
 
     items: Path
@@ -43,6 +46,7 @@ class FromItems:
     specs: dict[str, Spec]
     gallery: StoredSplit
     device: Device
+    probes: Mapping[str, Rows]
     path: tuple[str, ...] = ()
 
 

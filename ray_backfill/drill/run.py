@@ -87,11 +87,13 @@ def drill_models(
         before = embed_two(context, specs, sources, settings, tuple(old_models(method)))
         folder = read_folder(before, needed, gallery_needs=("old",))
         under_traffic = EncodeRequest(context.out / "items", sources.modality, {"new": specs["new"]})
-        estimate(under_traffic, [(split, part) for split, part in under_traffic.parts() if split == "gallery"])
+        if context.overwrite or not (context.out / "live" / "manifest.json").exists():
+            estimate(under_traffic, [(split, part) for split, part in under_traffic.parts() if split == "gallery"])
         device = Device("cuda" if on_gpu else "cpu", max(1, int(actors.cpus)), number)
         source = FromItems(
-            context.out / "items", sources.modality, dict(specs), folder.gallery.stored, device, tuple(sys.path)
-        )
+            context.out / "items", sources.modality, dict(specs), folder.gallery.stored, device,
+            read_json(before / "probes.json"), tuple(sys.path),
+        )  # fmt: skip
         comparison = resolve(folder, evaluation.named, fits, to_come=needed)
         context = replace(context, actors=replace(actors, number=number))
         return run_resolved(comparison, method, source, fits, live, context)

@@ -17,22 +17,24 @@ def estimate(request: EncodeRequest, missing: Iterable[tuple[str, Path]]) -> Non
     """Say how many texts each paid model will read, and about what that costs."""
     missing = list(missing)
     for name, spec in request.models.items():
-        if not missing or not all_kinds()[spec.kind].is_paid:
+        reads = all_kinds()[spec.kind].reads
+        if not missing or reads is None:
             continue
         items = characters = 0
         for split, path in missing:
             if name in request.models_of(split):
                 table = read_checked(path, [TEXT])
                 items += len(table)
-                characters += pc.sum(pc.utf8_length(table[TEXT])).as_py() or 0
-                characters += len(table) * len(spec.prompt.get("query" if split == "queries" else "document", ""))
+                prompt = len(spec.prompt.get("query" if split == "queries" else "document", ""))
+                lengths = pc.add(pc.utf8_length(table[TEXT]), prompt)
+                characters += pc.sum(pc.min_element_wise(lengths, reads(spec))).as_py() or 0
         tokens = tokens_in(characters)
         say(f"{spec} will read {items:,} texts, about {tokens:,} tokens{_dollars(spec, tokens, 'about ')}")
 
 
 def bill(folder: Path, request: EncodeRequest) -> dict[str, int]:
     """Say how many tokens each paid model has read for a folder of embeddings; returns them by model."""
-    paid = {name: spec for name, spec in request.models.items() if all_kinds()[spec.kind].is_paid}
+    paid = {name: spec for name, spec in request.models.items() if all_kinds()[spec.kind].reads}
     found: Mapping[str, int] = dict.fromkeys(paid, 0)
     if paid:
         of_parts = [tokens_of(folder / f"{split}.parquet" / path.name) for split, path in request.parts()]

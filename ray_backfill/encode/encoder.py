@@ -62,7 +62,8 @@ class ModelKind:
     """A kind of model. name: the word before the colon. modalities: what it can embed. example: for messages.
 
     explains: a sentence for the help. options: of its spec, besides dims, prompt, batch and normalise=yes. extra: what
-    pip installs for it. is_paid: whether somebody charges for its tokens. load: loads the model for texts or images;
+    pip installs for it. reads: of a service that charges for tokens, the characters
+    of a text that are sent, at most. load: loads the model for texts or images;
     raises InputError.
     """
 
@@ -73,7 +74,7 @@ class ModelKind:
     load: Callable[[Spec, str, Device], Encoder]
     options: tuple[str, ...] = ()
     extra: str = ""
-    is_paid: bool = False
+    reads: Callable[[Spec], int] | None = None
 
 
 @dataclass(eq=False)

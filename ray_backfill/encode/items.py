@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import step
+from ray_backfill.core.progress import say, step
 from ray_backfill.core.runkey import RunKey, fingerprint
 from ray_backfill.core.schema import read_checked
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, remove_halves
@@ -126,7 +126,9 @@ def _mark(table: pa.Table) -> str:
     if "image" in table.column_names:  # another file may have the same name
         stats = {path: _size_and_time(path) for path in set(table["image"].to_pylist())}
         return fingerprint(sorted(stats.items()), *(table[name].to_pylist() for name in table.column_names))
-    return fingerprint(table.schema.names, *(column.combine_chunks().to_pylist() for column in table.columns))
+    return fingerprint(
+        table.schema.names, *(fingerprint(chunk.to_pylist()) for column in table.columns for chunk in column.chunks)
+    )
 
 
 def _size_and_time(path: str) -> tuple[int, int]:
@@ -138,12 +140,18 @@ def _size_and_time(path: str) -> tuple[int, int]:
 
 
 def _check_labels(tables: Mapping[str, pa.Table]) -> None:
+    """Raise InputError for labels that no comparison could use, before anything is embedded."""
     kinds = {split: table["label"].type for split, table in tables.items() if "label" in table.column_names}
+    if "queries" in kinds and "gallery" not in kinds and "positives" not in tables["queries"].column_names:
+        raise InputError(
+            "the queries have labels and the gallery has none; add the column label there, or drop it here"
+        )
     whole = {split: pa.types.is_integer(kind) for split, kind in kinds.items()}
     if len(set(whole.values())) > 1:
-        other = next(split for split in whole if whole[split] != whole["gallery"])
+        one, *others = whole
+        other = next(split for split in others if whole[split] != whole[one])
         raise InputError(
-            f"labels of the gallery are {kinds['gallery']}, those of the {other} are {kinds[other]}; none would be "
+            f"labels of the {one} are {kinds[one]}, those of the {other} are {kinds[other]}; none would be "
             "equal: write both in the same way"
         )
 
@@ -215,7 +223,7 @@ def _text_table(given: str, settings: ItemSettings) -> pa.Table:
     title = "title" if "title" in table.column_names and not settings.text_column and text_name != "title" else ""
     texts = [_joined(*row) for row in zip(*(table[n].to_pylist() for n in (title, text_name) if n), strict=True)]
     own = {name: table[name] for name in ("id", "label") if name in table.column_names}
-    columns = {"id": own.pop("id", pa.array(np.arange(len(table)))), "text": pa.array(texts, pa.string())}
+    columns = {"id": own.pop("id", pa.array(np.arange(len(table)))), "text": pa.array(texts, pa.large_string())}
     return pa.table(columns | own)
 
 
@@ -266,18 +274,25 @@ def _images(sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]
 def _image_table(given: str, settings: ItemSettings) -> pa.Table:
     """The columns id, those of PLACE and, if there are classes, label."""
     root = Path(given).absolute()
-    if root.suffix == ".tar" or any(root.glob("*.tar")):
-        return _of_shards([root] if root.suffix == ".tar" else sorted(root.glob("*.tar")))
+    if root.suffix == ".tar":
+        return _of_shards([root])
     if not root.is_dir():
         return _of_paths(given, settings)
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
     names = [path.relative_to(root) for path in paths]
     names = [name for name in names if not any(part.startswith(".") for part in name.parts)]  # of other programs
+    if not names and (shards := sorted(root.glob("*.tar"))):
+        return _of_shards(shards)
     if not names:
         raise InputError(f"{given} has no images ({', '.join(_SUFFIXES[:4])}, ...)")
     columns = {"id": pa.array([str(name) for name in names]), "image": pa.array([str(root / name) for name in names])}
-    if all(len(name.parts) > 1 for name in names):
+    classes, depths = {name.parts[0] for name in names}, {len(name.parts) for name in names}
+    if depths == {2} and len(classes) > 1:
         columns["label"] = pa.array([name.parts[0] for name in names])
+    elif depths != {1}:
+        say(
+            f"{given}: folders are classes only if there are several and all images are one folder deep; none are taken"
+        )
     return pa.table(columns)
 
 
@@ -300,6 +315,7 @@ def _of_shards(shards: Sequence[Path]) -> pa.Table:
     """Images of tar files, and their classes: the files KEY.jpg and KEY.cls belong together."""
     found: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, str] = {}
+    passed = ""
     for shard in shards:
         try:
             with tarfile.open(shard, "r:") as tar:
@@ -309,23 +325,41 @@ def _of_shards(shards: Sequence[Path]) -> pa.Table:
                     key = folder + slash + name
                     if file.startswith("."):  # of other programs, such as ._01.jpg
                         continue
-                    if member.isfile() and f".{kind.lower()}" in _SUFFIXES:
+                    if member.isreg() and not member.issparse() and f".{kind.lower()}" in _SUFFIXES:
                         if key in found:
                             raise InputError(f"{shard} has the key {key!r} a second time; make keys unique")
                         found[key] = (str(shard), member.offset_data, member.size)
-                    elif member.isfile() and kind == "cls":
+                    elif member.isreg() and kind == "cls":
                         labels[key] = cast("IO[bytes]", tar.extractfile(member)).read(1000).decode("utf-8").strip()
-                if tar.offset + tarfile.BLOCKSIZE > shard.stat().st_size:  # the library passes over that
-                    raise InputError(f"{shard} ends too early; fetch it again")
+                    elif Path(file).suffix.lower() in _SUFFIXES:
+                        passed = passed or f"{shard}: {member.name}"
+                _check_end(shard, tar.offset)
         except (OSError, tarfile.TarError, UnicodeDecodeError) as error:
             raise InputError(f"{shard} cannot be read as a tar file without compression: {error}") from error
     if not found:
         raise InputError(f"{shards[0]} has no images ({', '.join(_SUFFIXES[:4])}, ...)")
+    if passed:
+        say(f"passed over, because they are links or have several dots in their names: {passed}, perhaps others")
     columns = {"id": pa.array(list(found))}
     columns |= {name: pa.array(column) for name, column in zip(PLACE, zip(*found.values(), strict=True), strict=True)}
     if labels:
         columns["label"] = pa.array([labels.get(key) for key in found], pa.string())
     return pa.table(columns)
+
+
+def _check_end(shard: Path, end: int) -> None:
+    """Raise InputError if the archive ends elsewhere than its file, which Python's library passes over."""
+    with shard.open("rb") as file:
+        file.seek(end)
+        rest = file.read(tarfile.BLOCKSIZE)
+        if len(rest) < tarfile.BLOCKSIZE:
+            raise InputError(f"{shard} ends too early; fetch it again")
+        while rest:
+            if any(rest):
+                raise InputError(
+                    f"{shard} is damaged at byte {end:,}, or holds several archives; fetch or pack it again"
+                )
+            rest = file.read(1 << 20)
 
 
 def _with_drawn(tables: dict[str, pa.Table], settings: ItemSettings) -> dict[str, pa.Table]:

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.plugins import own_rows, rows_from_outside
 from ray_backfill.encode import models
-from ray_backfill.encode.encoder import Device, Model, ModelKind
+from ray_backfill.encode.encoder import TEXT, Device, Model, ModelKind
 from ray_backfill.encode.spec import DTYPES, POOLINGS, SIDES, Spec
 
 # Kinds that we refuse, with the reason.
@@ -56,7 +56,7 @@ def parse_spec(text: str, option: str = "model") -> Spec:
     pairs = [each.partition("=") for each in options.split("&")] if options else []
     try:
         if not all(equals for _, equals, _ in pairs):
-            raise InputError("options are written as dims=256&batch=64")
+            raise InputError("options are written as dims=256&batch=64; an & or % in a value as %26 or %25")
         return _with_options(Spec(kind, name), [(n, unquote(value)) for n, _, value in pairs], known[kind])
     except InputError as error:
         raise InputError(f"{option} {text}: {error}") from error
@@ -94,6 +94,8 @@ def load_model(spec: Spec, modality: str, device: Device) -> Model:
     kind = all_kinds()[spec.kind]
     if modality not in kind.modalities:
         raise InputError(f"{spec} embeds {' or '.join(kind.modalities)}s, not {modality}s")
+    if modality != TEXT and (spec.prompt or spec.tokens):
+        raise InputError(f"{spec}: prompts and tokens are of texts; leave them out for {modality}s")
     try:
         return Model(spec, modality, kind.load(spec, modality, device))
     except ModuleNotFoundError as error:

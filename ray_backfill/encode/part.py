@@ -1,5 +1,6 @@
 """Embeds one part of the items: reads it, leaves out what cannot be embedded, and makes the table of its embeddings."""
 
+import errno
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import open_checked
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.write import vector_column
@@ -140,5 +142,11 @@ def _opened(place: Mapping[str, Any]) -> Any:
                 on_white.alpha_composite(upright.convert("RGBA"))
                 upright = on_white
             return upright.convert("RGB")
+    except MemoryError:
+        raise
     except Exception as error:  # PIL raises many kinds for broken files
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
+            raise InputError(
+                f"{place['image']} cannot be read now: {error.strerror}; mend that, then run again"
+            ) from error
         return f"{type(error).__name__}: {error}"[:200]

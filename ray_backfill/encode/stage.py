@@ -19,6 +19,7 @@ from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import open_checked
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, remove_halves, write_json
 from ray_backfill.data.columns import part_files
+from ray_backfill.data.folder import left_out_file
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.bill import bill, estimate
 from ray_backfill.encode.encoder import Device, Model, same_model
@@ -99,19 +100,33 @@ def embed_items(
 
         del models  # the actors load their own
         facts = embed_parts(folder, request, missing, sizes, probes, actors)
-    broken = [row for split, path in parts for row in broken_in(folder / f"{split}.parquet" / path.name, split)]
-    columns = {name: pa.array([row[name] for row in broken], pa.string()) for name in ("split", "id", "reason")}
-    write_parquet(folder / "broken.parquet", pa.table(columns))
+    broken = _list_broken(folder, parts)
     remove_halves(folder)
     total = sum(sizes.values())
-    for split in {split for split, _ in parts}:
-        if not sum(open_checked(part).metadata.num_rows for part in part_files(folder / f"{split}.parquet")):
-            raise InputError(f"none of the items of the {split} can be embedded: {broken[0]['reason']}")
     if broken:
         say(f"{len(broken):,} of {total:,} items were left out: {broken[0]['id']}: {broken[0]['reason']}")
     facts |= {"tokens": tokens} if (tokens := bill(folder, request)) else {}
     finish_stage(folder, {"items": total - len(broken), "broken_items": len(broken)} | facts)
     return folder
+
+
+def _list_broken(folder: Path, parts: list[tuple[str, Path]]) -> list[dict[str, str]]:
+    """Write broken.parquet, and for each split the list beside it, by which right answers that are left out are known.
+
+    Raises InputError if nothing is left of a split.
+    """
+    names = ("split", "id", "reason")
+    broken = [row for split, path in parts for row in broken_in(folder / f"{split}.parquet" / path.name, split)]
+    for split in {split for split, _ in parts}:
+        own = [row for row in broken if row["split"] == split]
+        if not sum(open_checked(part).metadata.num_rows for part in part_files(folder / f"{split}.parquet")):
+            raise InputError(f"none of the items of the {split} can be embedded: {own[0]['reason']}")
+        if own:
+            listed = {name: pa.array([row[name] for row in own], pa.string()) for name in names[1:]}
+            write_parquet(left_out_file(folder / f"{split}.parquet"), pa.table(listed))
+    columns = {name: pa.array([row[name] for row in broken], pa.string()) for name in names}
+    write_parquet(folder / "broken.parquet", pa.table(columns))
+    return broken
 
 
 def _embed_here(

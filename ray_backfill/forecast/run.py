@@ -83,11 +83,15 @@ def sample_models(
     data, file = embed_two(context, specs, sources, items, ("old",)), context.out / SAMPLE_FILE
     folder = read_before_backfill(data)
     number = _number_of(budget, len(folder.gallery))
-    if context.overwrite:
-        file.unlink(missing_ok=True)
-    if not file.exists():
+    try:
+        stored = read_sample(file, folder) if file.exists() else None
+    except InputError as error:  # of other data; what fits is kept, because the new model has embedded it
+        if not context.overwrite:
+            raise InputError(f"{error}, with --overwrite") from error
+        file.unlink()
+        stored = None
+    if stored is None:
         return data, file, take_sample(data, file, number, SampleSettings())
-    stored = read_sample(file, folder)
     if number > len(stored.sample):
         stored = take_sample(data, file, 0, SampleSettings(), number - len(stored.sample))
     elif number < len(stored.sample):

@@ -129,6 +129,13 @@ def test_images_with_subfolders_have_classes(tmp_path: Path) -> None:
     assert found["id"] == ["cat/a.png", "cat/b.jpg", "dog/a.png"]
     assert found["label"] == ["cat", "cat", "dog"]
     assert found["image"] == [str(tmp_path / "images" / each) for each in found["id"]]
+    (tmp_path / "images" / "backup.tar").write_bytes(b"not an image")
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    (tmp_path / "images").rename(deep / "images")
+    again = write_items(tmp_path / "again", ItemSources("image", str(deep), str(deep)), ItemSettings())
+    assert "label" not in read(again, "gallery"), "images, cat and a.png: which folder is the class?"
+    (deep / "images").rename(tmp_path / "images")
     with pytest.raises(InputError, match="3 items are too few to draw queries from; give --queries"):
         write_items(tmp_path / "b", ItemSources("image", given), ItemSettings())
 
@@ -148,7 +155,7 @@ def shard(path: Path, files: dict[str, bytes]) -> None:
             tar.addfile(info, io.BytesIO(content))
 
 
-def test_images_of_tar_shards_are_read_where_they_lie(tmp_path: Path) -> None:
+def test_images_of_tar_shards_are_read_where_they_lie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "shards"
     shard(
         root / "a-0.tar",
@@ -171,6 +178,16 @@ def test_images_of_tar_shards_are_read_where_they_lie(tmp_path: Path) -> None:
     (root / "a-2.tar").write_bytes((root / "a-2.tar").read_bytes()[:1124])
     with pytest.raises(InputError, match=r"a-2\.tar ends too early; fetch it again"):
         write_items(tmp_path / "b", ItemSources("image", str(root), str(root)), ItemSettings())
+    shard(root / "a-2.tar", {"05.png": png(1), "06.png": png(2), "7.1.png": png(3)})
+    whole = (root / "a-2.tar").read_bytes()
+    damaged = whole[:1024] + b"?" * 512 + whole[1536:]
+    for content in (damaged, whole + whole):
+        (root / "a-2.tar").write_bytes(content)
+        with pytest.raises(InputError, match=r"a-2\.tar is damaged at byte .*, or holds several archives"):
+            write_items(tmp_path / "b", ItemSources("image", str(root), str(root)), ItemSettings())
+    (root / "a-2.tar").write_bytes(whole)
+    write_items(tmp_path / "c", ItemSources("image", str(root / "a-2.tar"), str(root / "a-2.tar")), ItemSettings())
+    assert "passed over" in capsys.readouterr().err
 
 
 def test_images_of_a_table_of_paths(tmp_path: Path) -> None:
@@ -197,6 +214,15 @@ def test_labels_that_could_never_be_equal_are_refused_before_anything_is_embedde
     sources = ItemSources("text", str(tmp_path / "a.csv"), str(tmp_path / "q.csv"))
     with pytest.raises(InputError, match="labels of the gallery are int64, those of the queries are string"):
         write_items(tmp_path / "items", sources, ItemSettings())
+    (tmp_path / "a.csv").write_text("id,text\n1,a\n2,b\n", encoding="utf-8")
+    with pytest.raises(InputError, match="the queries have labels and the gallery has none"):
+        write_items(tmp_path / "items", sources, ItemSettings())
+    (tmp_path / "q.csv").write_text("id,text\n1,a\n", encoding="utf-8")
+    day = tmp_path / "date=2026-11-26"
+    day.mkdir()
+    (tmp_path / "a.csv").rename(day / "a.csv")
+    sources = ItemSources("text", str(day / "a.csv"), str(tmp_path / "q.csv"))
+    assert read(write_items(tmp_path / "items", sources, ItemSettings()), "gallery")["text"] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torch
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import read_json
+from ray_backfill.encode.bill import estimate
 from ray_backfill.encode.encoder import IMAGE, TEXT, Device, same_model
 from ray_backfill.encode.items import ItemSettings, ItemSources, write_items
 from ray_backfill.encode.kinds import load_model, parse_spec
@@ -229,17 +230,23 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
         if step == "short":
             data.pop()
         usage = {"total_tokens": sum(len(text.split()) for text in body["input"])}
+        if isinstance(step, tuple):
+            return self.answer(step[0], json.dumps(step[1]))
         answer = json.dumps(
             {"data": data[::-1], "usage": usage} if step in (200, "short", "half") else {"error": {"message": "no"}}
         )
         if step == "long":
             answer = json.dumps({"error": {"message": "maximum context length is 8192 tokens"}})
-        self.send_response(400 if step == "long" else step if isinstance(step, int) else 200)
-        self.send_header("Content-Length", str(len(answer)))
-        if step == 429:
+        status = 400 if step == "long" else step if isinstance(step, int) else 200
+        self.answer(status, answer, len(answer) // (2 if step == "half" else 1))
+
+    def answer(self, status: int, text: str, sent: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        if status == 429:
             self.send_header("Retry-After", "0.01")
         self.end_headers()
-        self.wfile.write(answer[: len(answer) // (2 if step == "half" else 1)].encode())
+        self.wfile.write(text[:sent].encode())
 
     def log_message(self, format: str, *arguments: Any) -> None: ...
 
@@ -316,6 +323,50 @@ def test_what_a_service_charges_is_said_before_and_after(
     assert "will read 10 texts" in said, "what the stopped run had left"
     assert "has read 410 tokens, $205.00 at" in said, "of both runs, as the service counts: four words, five in a query"
     assert read_json(tmp_path / "out" / "manifest.json")["tokens"] == {"new": 410}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        (400, {"object": "error", "message": "This model's maximum context length is 512 tokens"}),
+        (413, {"message": "batch size 128 > maximum allowed batch size 32", "type": "Validation"}),
+        (500, {"error": {"message": "input (992 tokens) is too large to process"}}),
+        (422, {"detail": "Input is too long"}),
+    ],
+)
+def test_what_is_too_much_for_other_servers_is_halved(endpoint: type[Endpoint], error: tuple[int, Any]) -> None:
+    endpoint.plan = [error]
+    found = load("openai:small").embed(TEXTS, "query")
+    np.testing.assert_array_equal(found, [[len(text), 1] for text in TEXTS])
+    assert [len(body["input"]) for *_, body in endpoint.asked] == [5, 3, 2]
+
+
+def test_an_error_with_status_200_is_asked_again(endpoint: type[Endpoint]) -> None:
+    endpoint.plan = [(200, {"error": {"message": "Rate limit exceeded"}})]
+    model = load("openai:small")
+    assert model.embed(TEXTS, "query").shape == (5, 2)
+    assert model.tokens == sum(len(text.split()) for text in TEXTS), "those of the answer that came"
+    endpoint.plan = [(200, {"error": "Rate limit exceeded"})] * 8
+    with pytest.raises(InputError, match=r"in 8 tries \(200 without vectors \(Rate limit exceeded\)\)"):
+        load("openai:small").embed(TEXTS, "query")
+
+
+def test_an_address_without_a_scheme_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "localhost:8000/v1")
+    with pytest.raises(InputError, match="must begin with http"):
+        load("openai:small")
+
+
+def test_the_estimate_counts_what_is_sent(
+    endpoint: type[Endpoint], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{row},{'x' * 10_000}\n" for row in range(20))
+    (tmp_path / "a.csv").write_text("id,text\n" + rows, encoding="utf-8")
+    sources = ItemSources("text", str(tmp_path / "a.csv"))
+    items = write_items(tmp_path / "items", sources, ItemSettings(draw_queries=2, draw_train=0))
+    request = EncodeRequest(items, TEXT, {"new": parse_spec("openai:small#tokens=20")})
+    estimate(request, request.parts())
+    assert f"will read 20 texts, about {20 * 60 // 4} tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Images as models get them, and parts of which nothing is left."""
 
+import errno
 import gc
 import weakref
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from ray_backfill.core.errors import InputError
 from ray_backfill.encode import part
 from ray_backfill.encode.encoder import IMAGE, TEXT, Device
 from ray_backfill.encode.kinds import load_model, parse_spec
@@ -83,3 +85,15 @@ def test_a_batch_of_images_is_in_memory_not_a_part(tmp_path: Path, monkeypatch: 
     assert [vector[0] for vector in table["old"].to_pylist()] == table["id"].to_pylist()
     assert table["old"].equals(table["new"])
     assert 10 <= most <= 30, "one batch with the models, one beside, one that waits"
+
+
+def test_what_may_pass_is_no_broken_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    table = pa.table({"image": [str(tmp_path / "a.png")]})
+
+    def fails(*_: Any) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Image, "open", fails)
+    with pytest.raises(InputError, match=r"a\.png cannot be read now: Input/output error; mend that, then run again"):
+        contents_of(table, 1)

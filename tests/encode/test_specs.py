@@ -123,6 +123,21 @@ def test_a_model_that_cannot_serve_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
+def test_words_can_be_read_again() -> None:
+    given = HERE + "old#prompt=query:R %26 D 100 %25: &dims=8"
+    spec = parse_spec(given)
+    assert spec.prompt == {"query": "R & D 100 %: "}
+    assert parse_spec(str(spec)) == spec
+    with pytest.raises(InputError, match="an & or % in a value as %26 or %25"):
+        parse_spec(HERE + "old#prompt=query:R & D")
+
+
+def test_prompts_and_tokens_are_of_texts() -> None:
+    for option in ("prompt=query:x", "tokens=9"):
+        with pytest.raises(InputError, match="prompts and tokens are of texts; leave them out for images"):
+            load(f"hf:nobody/nothing#{option}", "image")
+
+
 def test_a_model_of_texts_embeds_no_images() -> None:
     with pytest.raises(InputError, match="openai:m embeds texts, not images"):
         load("openai:m", "image")

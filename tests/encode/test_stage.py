@@ -194,8 +194,45 @@ def test_a_forecast_embeds_a_sample_only(tmp_path: Path, capsys: pytest.CaptureF
     assert (first / "manifest.json").stat().st_mtime_ns == written, "the first 150 are not embedded again"
     second = pq.read_table(tmp_path / "run" / "sampled" / "round-2" / "gallery.parquet").to_pydict()
     assert len(set(second["id"]) - set(sampled["id"])) == 29
+    written = (first / "manifest.json").stat().st_mtime_ns
+    _main(["forecast", *words, "--budget", "60%", "--overwrite"])
+    assert (first / "manifest.json").stat().st_mtime_ns == written, "nothing else was asked for"
+    capsys.readouterr()
     no_evaluation = words[: words.index("--methods")]
     _main(["sample", *no_evaluation, "--budget", "20"])
     shown, said = capsys.readouterr()
     assert "sample.parquet: 179 items" in shown
     assert "has 179 items already, more than asked; all of them are used" in said
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_right_answer_that_was_left_out_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """NFCorpus and others judge documents that have no text."""
+    root = tmp_path / "beir"
+    (root / "qrels").mkdir(parents=True)
+    texts = [f"{ANIMALS[row % 10]} {ANIMALS[row % 7]} {row}" for row in range(60)]
+    texts[4] = ""
+    for name, rows in (("corpus", texts), ("queries", ANIMALS)):
+        lines = (json.dumps({"_id": f"{name}{row}", "text": text}) + "\n" for row, text in enumerate(rows))
+        (root / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    judged = [f"queries{row % 10}\tcorpus{row}\t1" for row in range(60)]
+    (root / "qrels" / "test.tsv").write_text("q\td\ts\n" + "\n".join(judged) + "\n", encoding="utf-8")
+    words = ["--old", OLD, "--new", NEW, "--texts", str(root), "--out", str(tmp_path / "run")]
+    _main(["simulate", *words, "--methods", "rm_naive"])
+    assert "report: " in capsys.readouterr().out
+    listed = pq.read_table(tmp_path / "run" / "embeddings" / "gallery_left_out.parquet").to_pylist()
+    assert listed == [{"id": "corpus4", "reason": "its text is empty"}]
+
+
+def test_an_actor_with_another_model_does_not_serve(tmp_path: Path, items: Path) -> None:
+    from ray_backfill.data.folder import StoredSplit
+    from ray_backfill.drill.jobs import FromItems
+    from ray_backfill.drill.ray.embedding import _from_items
+    from ray_backfill.encode.encoder import Device
+
+    specs = {"new": parse_spec(NEW)}
+    source = FromItems(
+        items, "text", specs, StoredSplit(items / "gallery.parquet"), Device(), {"new": [[1.0] * 32] * 10}
+    )
+    with pytest.raises(InputError, match="the new model gives other vectors in an actor than here"):
+        _from_items(source, lambda _: None)(np.arange(3), ("new",))

@@ -281,7 +281,7 @@ def _problems(text: str) -> Iterator[None]:
 def _is_table(text: str) -> bool:
     if text.startswith(_REMOTE):
         return True
-    if "://" in text or re.match(r"\w+:", text) or "=" in text:
+    if ("://" in text or re.match(r"\w+:", text) or "=" in text) and not Path(text).exists():
         return False
     return bool(_suffix(text)) or (Path(text).is_dir() and not text.rstrip("/").endswith(".lance"))
 

@@ -26,13 +26,14 @@ import ray
 import ray.data
 from ray.actor import ActorHandle
 
+from ray_backfill.core.errors import InputError
 from ray_backfill.data.columns import part_files
 from ray_backfill.drill.jobs import FromImages, FromItems, FromStore, PartsJob
 from ray_backfill.drill.parts import BadPartError, Embedded, part_path, read_broken, read_part, set_aside, write_part
 from ray_backfill.drill.plan import DrillPlan, read_plan
 from ray_backfill.drill.settings import ThrottleSettings
 from ray_backfill.drill.throttle import TokenBucket
-from ray_backfill.encode.encoder import Model
+from ray_backfill.encode.encoder import Model, same_model
 from ray_backfill.encode.kinds import load_model
 from ray_backfill.encode.part import contents_of
 from ray_backfill.engine.systems import FloatArray, IntArray
@@ -162,7 +163,8 @@ def _from_items(source: FromItems, wait: Callable[[int], None]) -> Embed:
     @cache
     def model_of(name: str) -> Model:
         model = load_model(source.specs[name], source.modality, source.device)
-        model.probes()  # its dimensions are known from now on, also where no item can be read
+        if not same_model(model.probes(), source.probes[name]):
+            raise InputError(f"the {name} model gives other vectors in an actor than here; use one model on all nodes")
         return model
 
     def embed(positions: IntArray, models: tuple[str, ...]) -> Embedded:

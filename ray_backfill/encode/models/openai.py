@@ -24,6 +24,8 @@ from ray_backfill.encode.spec import Spec
 _DEFAULT = "https://api.openai.com/v1"
 # Answers after which the same request may succeed.
 _AGAIN = (408, 409, 429, 500, 502, 503, 504)
+# What servers say of texts or batches that are too large, by status; an error 500 may have other causes.
+_TOO_LONG = dict.fromkeys((400, 413, 422), "length|token|too (long|large|many)|batch size") | {500: "too (long|large)"}
 _TRIES, _FIRST_WAIT_S, _LONGEST_WAIT_S, _TIMEOUT_S = 8, 0.5, 60.0, 120.0
 # Characters of a text that are sent: more than the 8,192 tokens that OpenAI's models read.
 _MOST_CHARACTERS, _FEWEST_CHARACTERS = 24_000, 100
@@ -39,7 +41,9 @@ class OpenAi:
     batch, has_prompts = 128, False
 
     def __init__(self, spec: Spec, device: Device) -> None:
-        self._url = os.environ.get("OPENAI_BASE_URL", _DEFAULT).rstrip("/")
+        self._url = (os.environ.get("OPENAI_BASE_URL") or _DEFAULT).rstrip("/")
+        if not self._url.startswith(("http://", "https://")):
+            raise InputError(f"OPENAI_BASE_URL is {self._url}; it must begin with http:// or https://")
         key = os.environ.get("OPENAI_API_KEY", "").strip()
         learn_value(key)
         if not key.isascii() or not key.isprintable():
@@ -54,7 +58,7 @@ class OpenAi:
         return items
 
     def __call__(self, prepared: Any, side: str) -> Any:
-        texts = [text[: 3 * self._spec.tokens or _MOST_CHARACTERS] for text in prepared]
+        texts = [text[: _most_characters(self._spec)] for text in prepared]
         body: dict[str, Any] = {"model": self._spec.name, "input": texts}
         if self._spec.dims:
             body["dimensions"] = self._spec.dims
@@ -81,12 +85,14 @@ class OpenAi:
             try:
                 with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
                     found = dict(json.loads(answer.read()))
-                self._count(found, body["input"])
-                return found
+                if found.get("data"):
+                    self._count(found, body["input"])
+                    return found
+                why = f"200 without vectors {_said(found)}".strip()
             except urllib.error.HTTPError as error:
                 why = f"{error.code} {error.reason} {_told(error)}".strip()
-                if error.code not in _AGAIN:
-                    is_long = error.code in (400, 413) and re.search("length|token|too l", why)
+                is_long = re.search(_TOO_LONG.get(error.code, "^$"), why, re.IGNORECASE)
+                if is_long or error.code not in _AGAIN:
                     kind = _TooLongError if is_long else InputError
                     raise kind(f"{self._url} refused {self._spec}: {why}") from error
                 wait_s = _asked_wait(error.headers.get("Retry-After")) or wait_s
@@ -111,6 +117,11 @@ class OpenAi:
         return {"endpoint": self._url, "model": self._spec.name, "length": self._spec.tokens}
 
 
+def _most_characters(spec: Spec) -> int:
+    """Characters of a text that are sent."""
+    return 3 * spec.tokens or _MOST_CHARACTERS
+
+
 def _unzipped(number: int) -> Any:
     """Where each text is, if those at even places come first."""
     return np.argsort(np.concatenate([np.arange(0, number, 2), np.arange(1, number, 2)]))
@@ -123,9 +134,17 @@ def _vector(given: Any) -> Any:
 
 def _told(error: urllib.error.HTTPError) -> str:
     try:
-        return f"({json.loads(error.read())['error']['message'][:200]})"
-    except (ValueError, KeyError, TypeError, OSError):
+        return _said(json.loads(error.read()))
+    except (ValueError, OSError, http.client.HTTPException):
         return ""
+
+
+def _said(answer: Any) -> str:
+    """The message of an answer: OpenAI puts it into error.message, other servers beside or without it."""
+    for name in ("error", "message", "detail"):
+        if isinstance(answer, dict) and answer.get(name):
+            return _said(answer[name])
+    return f"({str(answer)[:200]})" if answer and not isinstance(answer, dict) else ""
 
 
 def _asked_wait(header: str | None) -> float:
@@ -142,6 +161,6 @@ def _load(spec: Spec, modality: str, device: Device) -> Encoder:
 MODELS = (
     ModelKind(
         "openai", (TEXT,), "openai:MODEL", "Any endpoint of OpenAI's protocol: OPENAI_BASE_URL and OPENAI_API_KEY.",
-        _load, ("rpm", "tpm", "price", "tokens"), is_paid=True,
+        _load, ("rpm", "tpm", "price", "tokens"), reads=_most_characters,
     ),
 )  # fmt: skip
