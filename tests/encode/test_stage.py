@@ -1,6 +1,8 @@
 """Embedding on real Ray actors: the models' own vectors, no part done twice, and one command to a report."""
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,14 @@ def test_another_model_is_refused(tmp_path: Path, items: Path) -> None:
         embed_items(tmp_path / "g", request(items, new="python:tests.encode._models:fails"), EmbedActors())
     with pytest.raises(InputError, match=r"failed on .* texts: not this one"):
         embed_items(tmp_path / "h", request(items, new="python:tests.encode._models:chokes"), EmbedActors())
-    assert not list((tmp_path / "h").glob("*/.*.tmp"))
+    _wait_until(lambda: not list((tmp_path / "h").glob("*/.*.tmp")))  # the other actors finish their parts
+
+
+def _wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 @pytest.mark.usefixtures("ray_session")
