@@ -9,7 +9,8 @@ In all functions ``drill`` is the folder of the drill.
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from ray_backfill.core.schema import write_checked
 from ray_backfill.core.stages import write_whole
 from ray_backfill.data.write import vector_column, vectors_of
 from ray_backfill.drill.plan import Operation
+from ray_backfill.encode.part import TOKENS
 from ray_backfill.engine.systems import FloatArray, IntArray
 
 # Metadata of an embeddings file: the operation with its kind, and a JSON list of [position, reason].
@@ -39,12 +41,14 @@ class BadPartError(Exception):
 class Embedded:
     """The embeddings of an operation. positions: (n,) items that could be read, in the operation's order.
 
-    vectors: model name -> (n, d). broken: (position, reason) for each of the others.
+    vectors: model name -> (n, d). broken: (position, reason) for each of the others. tokens: that paid services have
+    read, by model; not read back.
     """
 
     positions: IntArray
     vectors: dict[str, FloatArray]
     broken: tuple[tuple[int, str], ...] = ()
+    tokens: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def broken_positions(self) -> IntArray:
@@ -60,9 +64,10 @@ def write_part(drill: Path, operation: Operation, embedded: Embedded) -> None:
     """Write an operation's embeddings atomically, with a checksum for every page."""
     columns = {name: vector_column(values) for name, values in embedded.vectors.items()}
     table = pa.table({"position": pa.array(embedded.positions, pa.int64())} | columns)
-    table = table.replace_schema_metadata(
-        {_OPERATION: f"{operation.number} {operation.kind}", _BROKEN: json.dumps(embedded.broken)}
-    )
+    table = table.replace_schema_metadata({
+        _OPERATION: f"{operation.number} {operation.kind}", _BROKEN: json.dumps(embedded.broken),
+        TOKENS: json.dumps(embedded.tokens),
+    })  # fmt: skip
     write_whole(part_path(drill, operation.number), partial(_write_durably, table))
 
 

@@ -74,7 +74,7 @@ def drill_models(
 
     specs: "old" and "new". Raises InputError: see ``drill_recipe``.
     """
-    from ray_backfill.encode.bill import estimate
+    from ray_backfill.encode.bill import bill, estimate
     from ray_backfill.encode.stage import embed_two
     from ray_backfill.workers.session import session
 
@@ -86,9 +86,9 @@ def drill_models(
         number, on_gpu = check_room(live, actors)
         before = embed_two(context, specs, sources, settings, tuple(old_models(method)))
         folder = read_folder(before, needed, gallery_needs=("old",))
-        under_traffic = EncodeRequest(context.out / "items", sources.modality, {"new": specs["new"]})
+        to_embed = EncodeRequest(context.out / "items", sources.modality, {"new": specs["new"]})
         if context.overwrite or not (context.out / "live" / "manifest.json").exists():
-            estimate(under_traffic, [(split, part) for split, part in under_traffic.parts() if split == "gallery"])
+            estimate(to_embed, [(split, part) for split, part in to_embed.parts() if split == "gallery"])
         device = Device("cuda" if on_gpu else "cpu", max(1, int(actors.cpus)), number)
         source = FromItems(
             context.out / "items", sources.modality, dict(specs), folder.gallery.stored, device,
@@ -96,7 +96,9 @@ def drill_models(
         )  # fmt: skip
         comparison = resolve(folder, evaluation.named, fits, to_come=needed)
         context = replace(context, actors=replace(actors, number=number))
-        return run_resolved(comparison, method, source, fits, live, context)
+        folder_of_drill = run_resolved(comparison, method, source, fits, live, context)
+        bill(sorted(folder_of_drill.glob("parts/part-*.parquet")), to_embed.models)
+        return folder_of_drill
 
 
 def check_drill(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Evaluation]:

@@ -32,16 +32,14 @@ def estimate(request: EncodeRequest, missing: Iterable[tuple[str, Path]]) -> Non
         say(f"{spec} will read {items:,} texts, about {tokens:,} tokens{_dollars(spec, tokens, 'about ')}")
 
 
-def bill(folder: Path, request: EncodeRequest) -> dict[str, int]:
-    """Say how many tokens each paid model has read for a folder of embeddings; returns them by model."""
-    paid = {name: spec for name, spec in request.models.items() if all_kinds()[spec.kind].reads}
-    found: Mapping[str, int] = dict.fromkeys(paid, 0)
-    if paid:
-        of_parts = [tokens_of(folder / f"{split}.parquet" / path.name) for split, path in request.parts()]
-        found = {name: sum(each.get(name, 0) for each in of_parts) for name in paid}
+def bill(parts: Iterable[Path], models: Mapping[str, Spec]) -> dict[str, int]:
+    """Say how many tokens each paid model has read for these files of embeddings; returns them by model."""
+    paid = {name: spec for name, spec in models.items() if all_kinds()[spec.kind].reads}
+    of_parts = [tokens_of(part) for part in parts] if paid else []
+    found = {name: sum(each.get(name, 0) for each in of_parts) for name in paid}
     for name, spec in paid.items():
         say(f"{spec} has read {found[name]:,} tokens{_dollars(spec, found[name], '')}")
-    return dict(found)
+    return found
 
 
 def _dollars(spec: Spec, tokens: int, about: str) -> str:

@@ -23,7 +23,7 @@ from ray_backfill.encode.items import PLACE, SPLITS
 from ray_backfill.encode.spec import Spec
 
 # Metadata of a part: JSON list of [id, reason], and tokens by model that a paid service has read for it.
-_BROKEN, _TOKENS = b"broken_items", b"tokens"
+_BROKEN, TOKENS = b"broken_items", b"tokens"
 
 # Vectors as plain numbers.
 Rows = list[list[float]]
@@ -84,7 +84,7 @@ def embed_part(items: Path, split: str, models: Mapping[str, Model], threads: in
     columns |= {name: vector_column(vectors[name][kept]) for name in models}
     listed = [[str(table["id"][i].as_py()), why] for i, why in sorted(lost.items())]
     tokens = {name: model.tokens - before[name] for name, model in models.items()}
-    return pa.table(columns).replace_schema_metadata({_BROKEN: json.dumps(listed), _TOKENS: json.dumps(tokens)})
+    return pa.table(columns).replace_schema_metadata({_BROKEN: json.dumps(listed), TOKENS: json.dumps(tokens)})
 
 
 def _one_ahead(make: Callable[[Key], Made], keys: Iterable[Key]) -> Iterator[Made]:
@@ -107,7 +107,7 @@ def broken_in(part: Path, split: str) -> list[dict[str, str]]:
 
 def tokens_of(part: Path) -> dict[str, int]:
     """Tokens that paid services have read for a finished part, by model."""
-    return dict(json.loads(open_checked(part).metadata.metadata.get(_TOKENS, b"{}")))
+    return dict(json.loads(open_checked(part).metadata.metadata.get(TOKENS, b"{}")))
 
 
 def contents_of(table: pa.Table, threads: int) -> tuple[Sequence[Any], dict[int, str]]:

@@ -105,7 +105,8 @@ def embed_items(
     total = sum(sizes.values())
     if broken:
         say(f"{len(broken):,} of {total:,} items were left out: {broken[0]['id']}: {broken[0]['reason']}")
-    facts |= {"tokens": tokens} if (tokens := bill(folder, request)) else {}
+    made = [folder / f"{split}.parquet" / path.name for split, path in parts]
+    facts |= {"tokens": tokens} if (tokens := bill(made, request.models)) else {}
     finish_stage(folder, {"items": total - len(broken), "broken_items": len(broken)} | facts)
     return folder
 

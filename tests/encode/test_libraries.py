@@ -17,7 +17,12 @@ import torch
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import read_json
-from ray_backfill.encode.bill import estimate
+from ray_backfill.data.folder import StoredSplit
+from ray_backfill.drill.jobs import FromItems
+from ray_backfill.drill.parts import read_part, write_part
+from ray_backfill.drill.plan import Operation
+from ray_backfill.drill.ray.embedding import _from_items
+from ray_backfill.encode.bill import bill, estimate
 from ray_backfill.encode.encoder import IMAGE, TEXT, Device, same_model
 from ray_backfill.encode.items import ItemSettings, ItemSources, write_items
 from ray_backfill.encode.kinds import load_model, parse_spec
@@ -69,6 +74,24 @@ def test_a_text_model_of_transformers_is_pooled_as_asked(bert: Path, pooling: st
     unit = load(f"hf:{bert}#pooling={pooling}&normalise=yes&dims=8").embed(TEXTS, "query")
     assert unit.shape == (5, 8)
     np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+
+
+def test_roberta_reads_two_tokens_less_than_it_has_positions(bert: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, RobertaConfig, RobertaModel
+
+    config = RobertaConfig(
+        vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=18, pad_token_id=1,
+    )  # fmt: skip
+    RobertaModel(config).eval().save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    tokenizer.model_max_length = 10**30  # many models on the hub record none
+    tokenizer.save_pretrained(tmp_path)
+    model = load(f"hf:{tmp_path}")
+    assert model.identity()["length"] == 16
+    assert load(f"hf:{tmp_path}#tokens=9").identity()["length"] == 9
+    long, cut = model.embed(["cat " * 50, "cat " * 14], "query")  # with [CLS] and [SEP]
+    np.testing.assert_allclose(long, cut, atol=1e-6)
 
 
 def test_sentence_transformers_embed_as_their_own_encode(bert: Path, tmp_path: Path) -> None:
@@ -323,6 +346,27 @@ def test_what_a_service_charges_is_said_before_and_after(
     assert "will read 10 texts" in said, "what the stopped run had left"
     assert "has read 410 tokens, $205.00 at" in said, "of both runs, as the service counts: four words, five in a query"
     assert read_json(tmp_path / "out" / "manifest.json")["tokens"] == {"new": 410}
+
+
+def test_a_drill_adds_up_what_its_service_has_read(
+    endpoint: type[Endpoint], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [{"id": str(row), "text": f"one two three {row}"} for row in range(30)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
+    items = write_items(tmp_path / "items", ItemSources(TEXT, str(tmp_path / "t.jsonl")), ItemSettings(draw_queries=10))
+    specs = {"new": parse_spec("openai:small#price=1e6")}
+    probes = {"new": load_model(specs["new"], TEXT, Device()).probes().tolist()}
+    embed = _from_items(
+        FromItems(items, TEXT, specs, StoredSplit(items / "gallery.parquet"), Device(), probes), lambda _: None
+    )
+    for number, positions in enumerate((np.arange(7), np.arange(7, 20))):
+        operation = Operation(number, "backfill", positions)
+        write_part(tmp_path, operation, embed(positions, ("new",)))
+        assert read_part(tmp_path, operation).vectors["new"].shape == (len(positions), 2)
+    assert bill(sorted(tmp_path.glob("parts/*.parquet")), specs) == {"new": 80}, (
+        "without the probes, which it asks again"
+    )
+    assert "has read 80 tokens, $80.00 at $1e+06 a million" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,7 @@ def _from_items(source: FromItems, wait: Callable[[int], None]) -> Embed:
 
     def embed(positions: IntArray, models: tuple[str, ...]) -> Embedded:
         rows, parts = [place[ids_N[position]] for position in positions.tolist()], []
+        before = {name: model_of(name).tokens for name in models}
         for first in range(0, len(rows), _ITEMS):  # the throttle lets a few items through at a time
             wait(len(rows[first : first + _ITEMS]))
             contents, broken = contents_of(items.take(pa.array(rows[first : first + _ITEMS])), source.device.threads)
@@ -178,7 +179,8 @@ def _from_items(source: FromItems, wait: Callable[[int], None]) -> Embed:
             parts.append((own[kept], vectors, [(int(own[i]), why) for i, why in broken.items()]))
         joined = {name: np.concatenate([vectors[name] for _, vectors, _ in parts]) for name in models}
         lost = tuple(each for *_, broken in parts for each in broken)
-        return _without_useless(Embedded(np.concatenate([own for own, *_ in parts]), joined, lost), True)
+        tokens = {name: model_of(name).tokens - read for name, read in before.items()}
+        return _without_useless(Embedded(np.concatenate([own for own, *_ in parts]), joined, lost, tokens), True)
 
     return embed
 
@@ -230,7 +232,7 @@ def _without_useless(found: Embedded, zero_is_broken: bool) -> Embedded:
     good = is_finite & ~is_zero
     useless = [(int(p), "its embedding is zero or not finite") for p in found.positions[~good]]
     vectors = {model: values[good] for model, values in found.vectors.items()}
-    return Embedded(found.positions[good], vectors, (*found.broken, *useless))
+    return Embedded(found.positions[good], vectors, (*found.broken, *useless), found.tokens)
 
 
 class Arrivals:

@@ -64,8 +64,7 @@ class TextModel(_OfTransformers):
         if self._pooling not in POOLINGS:
             raise InputError(f"{spec} pools by {own}; use sentence-transformers:, or choose with pooling=mean")
         self._normalise = (Path(spec.name) / "2_Normalize").is_dir() or _has_normalise(Path(spec.name))
-        most = getattr(self._model.config, "max_position_embeddings", 512)
-        self._tokens = spec.tokens or min(self._tokenizer.model_max_length, most)
+        self._tokens = spec.tokens or min(self._tokenizer.model_max_length, _positions(self._model))
 
     def prepare(self, items: Sequence[Any], side: str) -> Any:
         return self._tokenizer(list(items), padding=True, truncation=True, max_length=self._tokens, return_tensors="pt")
@@ -122,6 +121,15 @@ class VisionModel(_OfTransformers):
     def identity(self) -> dict[str, Any]:
         marks = {"processor": hash_of_text(self._processor.to_json_string()), "pooling": self._spec.pooling}
         return self._weights() | marks
+
+
+def _positions(model: Any) -> int:
+    """Tokens that a text model can read. RoBERTa and its kin number them from the index of padding + 1 on."""
+    taken = [
+        module.padding_idx + 1 for name, module in model.named_modules()
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None)
+    ]  # fmt: skip
+    return int(getattr(model.config, "max_position_embeddings", 512)) - max(taken, default=0)
 
 
 def _mean(states: Any) -> Any:
