@@ -31,7 +31,7 @@ class _OfTransformers:
         torch.set_num_threads(device.threads)
         self._spec, self._device, self._torch = spec, device.name, torch
         try:
-            model = transformers.AutoModel.from_pretrained(spec.name, torch_dtype=torch_dtype(spec))
+            model = transformers.AutoModel.from_pretrained(spec.name, dtype=torch_dtype(spec))
         except Exception as error:
             raise not_found(spec, error) from error
         self._model = ready(model, spec, device)

@@ -1,0 +1,99 @@
+"""Compares all methods on each upgrade, and keeps what the atlas needs of it: one small table of curves.
+
+An upgrade is a collection and two of its models. Its queries are halves, a and b, so that what is chosen on one half
+is judged on the other.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.run import evaluate_folder
+from ray_backfill.core.progress import say
+from ray_backfill.core.schema import read_checked
+from ray_backfill.core.stages import read_json
+from ray_backfill.data.write import write_parquet
+from ray_backfill.encode.encoder import IMAGE, TEXT
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.workers.settings import Context
+
+HALF = "half"
+# Nothing is trained but FCT and full RM, whose labels only some collections have.
+METHODS = (
+    *("offline", "instant", "rm_naive", "cascade@100", "cascade_map@100", "convex"),
+    *("procrustes_gallery", "relaxed_gallery", "least_squares_gallery", "ridge_gallery", "ridge_query"),
+    *("low_rank_gallery", "local_gallery", "common_prefix", "qdc", "slerp", "drift_procrustes", "fct", "rm"),
+)
+MERGES = ("raw", "best", "zscore", "rrf", "csls")
+# Old and new model by modality, each on all collections.
+PAIRS = {
+    TEXT: (
+        ("lsa", "wordllama-256"), ("lsa", "minilm"), ("glove", "wordllama-256"), ("glove", "minilm"),
+        ("static", "wordllama-256"), ("static", "minilm"), ("wordllama-64", "wordllama-256"),
+        ("wordllama-256", "minilm"),
+    ),
+    IMAGE: (
+        ("colours", "lite0-96"), ("hog", "lite0-96"), ("hog", "lite2-160"), ("lite0-96", "lite0-128"),
+        ("lite0-128", "lite1-128"), ("lite0-128", "lite2-160"), ("lite1-128", "lite2-160"),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """An upgrade of a collection, by names."""
+
+    collection: str
+    old: str
+    new: str
+
+    @property
+    def name(self) -> str:
+        """Its folder."""
+        return f"{self.old}_{self.new}"
+
+
+def compare(upgrade: Upgrade, joined: Path, out: Path, methods: tuple[str, ...] = METHODS) -> pd.DataFrame:
+    """Compare the methods; returns one row for each curve.
+
+    Columns: those of ``Upgrade``, metric, method, order, merge, half ("" for all queries), queries, start, end, auc,
+    and the auc of old and new. joined: folder of the two models, to which the halves are added.
+    """
+    say(f"{upgrade.collection}: {upgrade.old} to {upgrade.new}")
+    _add_halves(joined / "queries.parquet")
+    evaluation = Evaluation(
+        ("old", "new", *methods), orders=("random",), merges=MERGES, metrics=("recommended",), slices=(HALF,)
+    )
+    results = evaluate_folder(joined, evaluation, FitSettings.of_folder(), Context(out, command="make atlas"))
+    manifest = read_json(results / "manifest.json")
+    metric = next(iter(pd.read_parquet(results / "curves.parquet")["metric"]))
+    every = pd.read_parquet(results / "curves.parquet").assign(
+        group="", queries=len(pd.read_parquet(results / "queries.parquet"))
+    )
+    halves = pd.read_parquet(results / "subgroups.parquet")
+    points = pd.concat([every, halves[halves["group"].isin(["a", "b"])]])
+    points = points[points["metric"] == metric]
+    keys = ["metric", "method", "order", "merge", "group", "queries"]
+    rows = []
+    for key, curve in points.sort_values("t").groupby(keys, sort=False):
+        values = curve["value"].to_numpy()
+        auc = np.trapezoid(values, curve["t"].to_numpy())
+        rows.append(dict(zip(keys, key, strict=True)) | {"start": values[0], "end": values[-1], "auc": auc})
+    found = pd.DataFrame(rows).rename(columns={"group": HALF})
+    for name in ("old", "new"):
+        own = found[found["method"] == name].groupby(HALF)["auc"].first()
+        found[f"{name}_auc"] = found[HALF].map(own)
+    assert manifest["finished"]
+    return found.assign(**asdict(upgrade))
+
+
+def _add_halves(queries: Path) -> None:
+    """A column by which the queries are two halves, drawn once."""
+    table = read_checked(queries)
+    if HALF not in table.column_names:
+        drawn = np.random.default_rng(0).permutation(len(table)) % 2
+        write_parquet(queries, table.append_column(HALF, pa.array(np.array(["a", "b"])[drawn])))

