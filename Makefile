@@ -7,13 +7,14 @@
 # make reproduce DATA=PATH        docs/results/omniglot.md: every method, three seeds, all claims
 # make reproduce-landmarks        docs/results/landmarks.md: the same on rendered landmarks, open class
 # make reproduce-photographs DATA=PATH        docs/results/tiny_imagenet.md: methods of two models on photographs, five seeds
+# make atlas DATA=PATH            runs/atlas/atlas.md: pretrained models on public collections, and what rules of choice lose
 # EXTRA=gpu make setup            on a machine with a CUDA GPU
 PYTHON ?= python3
 EXTRA ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)
 BIN := .venv/bin
 READY := .venv/.ready-$(EXTRA)
 
-.PHONY: setup demo test test-all test-heavy lint types docs docs-serve wheel check bench bench-serving bench-throttle bench-scale reproduce reproduce-landmarks reproduce-photographs clean
+.PHONY: setup demo test test-all test-heavy lint types docs docs-serve wheel check bench bench-serving bench-throttle bench-scale reproduce reproduce-landmarks reproduce-photographs atlas clean
 
 setup: $(READY)
 
@@ -92,6 +93,10 @@ reproduce-photographs: setup
 	$(BIN)/ray-backfill reproduce --recipe tiny_imagenet --data-root $(abspath $(DATA)) --seeds 0 1 2 3 4 \
 	  --methods two_models controls --no-ablation --no-published --tune 4 --out runs/reproduce-photographs \
 	  --page docs/results/tiny_imagenet.md --findings docs/results/tiny_imagenet-findings.md
+
+atlas: setup
+	@test -n "$(DATA)" || { echo "error: say where the collections are: make atlas DATA=PATH"; exit 2; }
+	$(BIN)/python -m reproduction.atlas --data-root $(abspath $(DATA)) $(if $(METHOD),--methods $(METHOD))
 
 clean:
 	rm -rf .venv runs build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

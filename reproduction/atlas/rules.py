@@ -44,9 +44,12 @@ def _best_seen(seen: pd.Series, others: pd.DataFrame) -> Choice:
 
 
 def _best_elsewhere(seen: pd.Series, others: pd.DataFrame) -> Choice:
-    """The choice with the least mean regret in the other upgrades, of those that are possible here and were there."""
+    """The choice with the least mean regret in the other upgrades, of those that are possible here and were there.
+
+    ("", "") if there are no others.
+    """
     known = others[[each for each in others.columns if each in seen.index]].dropna(axis=1)
-    return cast("Choice", known.mean().idxmin())
+    return cast("Choice", known.mean().idxmin()) if known.size else ("", "")
 
 
 RULES = (

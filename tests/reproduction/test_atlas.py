@@ -17,6 +17,7 @@ from reproduction.atlas.collections import COLLECTIONS, Collection
 from reproduction.atlas.comparison import METHODS, PAIRS, Upgrade, compare
 from reproduction.atlas.embeddings import embed_collection, join
 from reproduction.atlas.models import MODELS, AtlasModel, models_of
+from reproduction.atlas.page import PageFacts, write_page
 from reproduction.atlas.rules import mean_regrets, other_collection, other_models, regrets
 from tests.encode import _models
 
@@ -167,3 +168,33 @@ def test_mean_regrets_and_their_intervals() -> None:
     assert of_switch["low"] < of_switch["regret"] < of_switch["high"]
     same = mean_regrets(found.assign(regret=2.5))
     np.testing.assert_allclose(same[["regret", "low", "high"]], 2.5)
+
+
+def test_the_page_counts_what_is_independent(tmp_path: Path) -> None:
+    aucs = {
+        ("cranfield", "wordllama-64", "wordllama-256"): (0.20, 0.30),
+        ("cranfield", "lsa", "wordllama-256"): (0.10, 0.30),
+        ("nfcorpus", "wordllama-64", "wordllama-256"): (0.30, 0.34),
+        ("nfcorpus", "wordllama-128", "wordllama-256"): (0.32, 0.34),
+    }
+    methods = {"offline": 0.0, "rm_naive": 0.4, "ridge_gallery": 0.75, "fct": 0.7}
+    curves = _curves(
+        {
+            names: {
+                half: {method: old + gain * (new - old) for method, gain in methods.items()} for half in ("", "a", "b")
+            }
+            for names, (old, new) in aucs.items()
+        }
+    )
+    both = [aucs[key] for key in zip(curves["collection"], curves["old"], curves["new"], strict=True)]
+    curves = curves.assign(old_auc=[old for old, _ in both], new_auc=[new for _, new in both], metric="nDCG@10")
+    write_page(tmp_path / "atlas.md", curves, PageFacts("make atlas", "two cores", "today", "**Found.**\n"))
+    page = (tmp_path / "atlas.md").read_text(encoding="utf-8")
+    assert "There are 4 upgrades on 2 collections, and\n2 pairs of independent models." in page
+    assert "so there are 3 independent observations" in page
+    assert "| cranfield | lsa | wordllama-256 | nDCG@10 | 10.0 | 30.0 | 40 | - | 75 | - | - |" in page
+    # The others lose (0.75 - 0.40) x the upgrade: 3.5, 7, 1.4, 0.7 points.
+    assert "| rank merge | 3.15 [" in page
+    assert "| ridge | 0.00 [0.00, 0.00] | 0.00 [0.00, 0.00] | 0.0 | 100 % |" in page
+    assert "CC BY-SA 4.0" in page
+    assert "EfficientNet" not in page, "it was not used"

@@ -1,0 +1,74 @@
+"""``python -m reproduction.atlas``: embed, compare, and write the page. Finished parts are not done again."""
+
+import datetime
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+
+from ray_backfill.cli import absolute, command_line, run_job
+from ray_backfill.cli.options import REQUIRED, Options
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.run_lock import locked
+from ray_backfill.data.write import write_parquet
+from ray_backfill.engine.replay import usable_cpus
+from ray_backfill.learn.methods import find_methods
+from reproduction.atlas.collections import COLLECTIONS
+from reproduction.atlas.comparison import METHODS, PAIRS, Upgrade, compare
+from reproduction.atlas.embeddings import embed_collection, join
+from reproduction.atlas.models import models_of
+from reproduction.atlas.page import PageFacts, write_page
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtlasJob:
+    """The atlas of upgrades."""
+
+    data_root: Path
+    """Folder of the collections."""
+    out: Path = Path("runs/atlas")
+    """Folder of the embeddings, maps and results. The same command continues a run that was stopped."""
+    page: Path | None = None
+    """File of the page; the table of curves is written beside it. None: atlas.md in the folder of the run."""
+    findings: Path | None = None
+    """Markdown file to include in the page; None: no findings."""
+    only: tuple[str, ...] = ()
+    """Collections to compare on; by default all."""
+    methods: tuple[str, ...] = ()
+    """Further methods to rank, by name."""
+
+
+def run_atlas(job: AtlasJob) -> Path:
+    """Make what is missing, and write the page; returns its path."""
+    data = absolute("--data-root", job.data_root)
+    known = [collection.name for collection in COLLECTIONS]
+    if unknown := set(job.only) - set(known):
+        raise InputError(f"--only: no collection {sorted(unknown)[0]!r}; there are: {', '.join(known)}")
+    find_methods(job.methods)
+    for collection in COLLECTIONS:
+        if collection.needs and not (data / collection.needs).exists() and collection.name in (job.only or known):
+            raise InputError(f"{data} has no {collection.needs}; leave {collection.name} out with --only")
+    out, tables = job.out.absolute(), []
+    with locked(out, "out", command_line()):
+        for collection in COLLECTIONS:
+            if collection.name not in (job.only or known):
+                continue
+            pairs, models = PAIRS[collection.modality], models_of(collection.modality)
+            folders = embed_collection(collection, models, data, out)
+            for old, new in pairs:
+                upgrade, own = Upgrade(collection.name, old, new), out / collection.name
+                joined = join(own / "upgrades" / upgrade.name, folders[old], folders[new])
+                tables.append(compare(upgrade, joined, own / "runs" / upgrade.name, (*METHODS, *job.methods)))
+        page = (job.page or out / "atlas.md").absolute()
+        curves = pd.concat(tables, ignore_index=True)
+        write_parquet(page.with_suffix(".parquet"), pa.Table.from_pandas(curves, preserve_index=False))
+        findings = job.findings.read_text(encoding="utf-8") if job.findings else ""
+        machine = f"{usable_cpus()} cores"
+        write_page(page, curves, PageFacts("make atlas DATA=PATH", machine, str(datetime.date.today()), findings))
+    return page
+
+
+if __name__ == "__main__":
+    run_job(lambda: print(f"page: {run_atlas(Options(AtlasJob(data_root=REQUIRED), sys.argv[1:]).read())}"))
