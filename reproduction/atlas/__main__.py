@@ -20,6 +20,7 @@ from reproduction.atlas.comparison import METHODS, PAIRS, Upgrade, compare
 from reproduction.atlas.embeddings import embed_collection, join
 from reproduction.atlas.models import models_of
 from reproduction.atlas.page import PageFacts, write_page
+from reproduction.atlas.predictors import similarity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,8 @@ def run_atlas(job: AtlasJob) -> Path:
             for old, new in pairs:
                 upgrade, own = Upgrade(collection.name, old, new), out / collection.name
                 joined = join(own / "upgrades" / upgrade.name, folders[old], folders[new])
-                tables.append(compare(upgrade, joined, own / "runs" / upgrade.name, (*METHODS, *job.methods)))
+                found = compare(upgrade, joined, own / "runs" / upgrade.name, (*METHODS, *job.methods))
+                tables.append(found.assign(**similarity(joined)))
         page = (job.page or out / "atlas.md").absolute()
         curves = pd.concat(tables, ignore_index=True)
         write_parquet(page.with_suffix(".parquet"), pa.Table.from_pandas(curves, preserve_index=False))

@@ -11,6 +11,7 @@ from ray_backfill.core.stages import write_whole
 from reproduction.atlas.collections import COLLECTIONS
 from reproduction.atlas.comparison import HALF
 from reproduction.atlas.models import MODELS
+from reproduction.atlas.predictors import predictability
 from reproduction.atlas.rules import RULES, UPGRADE, mean_regrets, other_collection, other_models, regrets
 from reproduction.markdown import PageTable, table_lines
 
@@ -65,6 +66,14 @@ best is known in hindsight only, and is high by chance, too: no rule has a regre
 
 {table_lines(_rules_table(curves, families))}
 
+## What predicts success
+
+The gain of ridge with the best merge, predicted for each collection from the others, where the new model is better.
+*Explained* is 1 less the squared error of a linear prediction (from logarithms), relative to that of the mean gain of
+the other collections: 0 or less predicts nothing. Rank: Spearman's correlation over all upgrades.
+
+{table_lines(_predictors_table(curves))}
+
 ## Upgrades
 
 Gains are the share of the upgrade's improvement that users get on average, in per cent: 0 is the old service
@@ -108,6 +117,14 @@ def _rules_table(curves: pd.DataFrame, families: Mapping[str, str]) -> PageTable
         f"within {CLOSE} points where it matters",
     )
     return PageTable(header, tuple(rows))
+
+
+def _predictors_table(curves: pd.DataFrame) -> PageTable:
+    found = predictability(curves).to_dict("index")
+    rows = (
+        (str(name), f"{row['rank']:.2f}".replace("nan", "-"), f"{row['explained']:.2f}") for name, row in found.items()
+    )
+    return PageTable(("known before", "rank", "explained"), tuple(rows))
 
 
 def _upgrades_table(whole: pd.DataFrame) -> PageTable:

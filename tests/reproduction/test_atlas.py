@@ -18,6 +18,7 @@ from reproduction.atlas.comparison import METHODS, PAIRS, Upgrade, compare
 from reproduction.atlas.embeddings import embed_collection, join
 from reproduction.atlas.models import MODELS, AtlasModel, models_of
 from reproduction.atlas.page import PageFacts, write_page
+from reproduction.atlas.predictors import linear_cka, predictability
 from reproduction.atlas.rules import mean_regrets, other_collection, other_models, regrets
 from tests.encode import _models
 
@@ -198,3 +199,36 @@ def test_the_page_counts_what_is_independent(tmp_path: Path) -> None:
     assert "| ridge | 0.00 [0.00, 0.00] | 0.00 [0.00, 0.00] | 0.0 | 100 % |" in page
     assert "CC BY-SA 4.0" in page
     assert "EfficientNet" not in page, "it was not used"
+
+
+def test_linear_cka() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 6)).astype(np.float32)
+    turned = 3 * x @ np.linalg.qr(rng.normal(size=(6, 6)))[0] + 5
+    assert linear_cka(x, turned.astype(np.float32)) == pytest.approx(1, abs=1e-5)
+    # As Kornblith et al. define it by kernels: tr(K H L H) / sqrt(tr(K H K H) tr(L H L H)).
+    y = (x[:, :3] + rng.normal(size=(200, 3))).astype(np.float32)
+    h = np.eye(200) - 1 / 200
+    k_NN, l_NN = h @ (x @ x.T) @ h, h @ (y @ y.T) @ h
+    kernels = (k_NN * l_NN).sum() / np.sqrt((k_NN**2).sum() * (l_NN**2).sum())
+    assert linear_cka(x, y) == pytest.approx(kernels, rel=1e-4)
+
+
+def test_what_is_foretold_is_tried_on_other_collections() -> None:
+    rng = np.random.default_rng(0)
+    rows = 40
+    cka, new = rng.uniform(0.1, 0.9, rows), rng.uniform(0.3, 0.6, rows)
+    curves = pd.DataFrame(
+        {
+            "collection": np.array(["c", "d", "e", "f"])[np.arange(rows) % 4], "old": "x",
+            "new": np.arange(rows).astype(str), "method": "ridge_gallery", "merge": "best", "half": "",
+            "old_auc": 0.2, "new_auc": new, "auc": 0.2 + (new - 0.2) * (1 + 0.3 * np.log(cka)), "cka": cka,
+            "old_dim": rng.integers(50, 500, rows), "new_dim": rng.integers(50, 500, rows), "items_per_dim": rng.uniform(1, 9, rows),
+        }
+    )  # fmt: skip
+    found = predictability(curves)
+    explained, rank = (found[name].to_dict() for name in ("explained", "rank"))
+    assert explained["linear CKA between the models"] == pytest.approx(1)
+    assert rank["linear CKA between the models"] == pytest.approx(1)
+    assert explained["dimensions of the old model"] < 0.1, "it has nothing to do with the gain"
+    assert predictability(curves.head(9)).empty
