@@ -223,7 +223,8 @@ def test_what_is_foretold_is_tried_on_other_collections() -> None:
             "collection": np.array(["c", "d", "e", "f"])[np.arange(rows) % 4], "old": "x",
             "new": np.arange(rows).astype(str), "method": "ridge_gallery", "merge": "best", "half": "",
             "old_auc": 0.2, "new_auc": new, "auc": 0.2 + (new - 0.2) * (1 + 0.3 * np.log(cka)), "cka": cka,
-            "old_dim": rng.integers(50, 500, rows), "new_dim": rng.integers(50, 500, rows), "items_per_dim": rng.uniform(1, 9, rows),
+            "old_dim": rng.integers(50, 500, rows), "new_dim": rng.integers(50, 500, rows),
+            "items_per_dim": rng.uniform(1, 9, rows),
         }
     )  # fmt: skip
     found = predictability(curves)
