@@ -1,12 +1,14 @@
-"""Plugin discovery: modules of a package, and modules of other distributions by entry point.
+"""Plugin discovery: modules of a package, modules of other distributions by entry point, and those of a variable.
 
 To add a method, data set or recipe to this project, add one file. Another distribution adds plugins by registering a
 module under the entry-point group ``ray_backfill``; the module defines the same tables as this project's modules:
 ``METHODS``, ``BACKBONES``, ``ORDERS``, ``MERGES``, ``ANALYSES``, ``TRUTHS``, ``RECIPES``, ``MODELS`` that embed, and
-``SOURCES`` for stores of vectors.
+``SOURCES`` for stores of vectors. The environment variable ``RAY_BACKFILL_PLUGINS`` names modules that no distribution
+registers, separated by commas, to try them.
 """
 
 import importlib
+import os
 import pkgutil
 import re
 from collections.abc import Iterable
@@ -17,7 +19,7 @@ from typing import Any
 
 from ray_backfill.core.errors import InputError, input_error_in
 
-_GROUP = "ray_backfill"
+_GROUP, _VARIABLE = "ray_backfill", "RAY_BACKFILL_PLUGINS"
 
 
 def own_rows(package: ModuleType, table: str, first: str = "") -> list[Any]:
@@ -44,7 +46,8 @@ def rows_from_outside(table: str) -> list[Any]:
 @cache
 def _modules_from_outside() -> tuple[ModuleType, ...]:
     found = sorted(entry_points(group=_GROUP), key=lambda point: point.name)
-    return tuple(_imported(point) for point in found)
+    named = filter(None, os.environ.get(_VARIABLE, "").split(","))
+    return tuple(_imported(point) for point in (*found, *(EntryPoint(name, name, _GROUP) for name in named)))
 
 
 def _imported(point: EntryPoint) -> ModuleType:
@@ -54,6 +57,8 @@ def _imported(point: EntryPoint) -> ModuleType:
         # "from a import b" names b in the message alone.
         part = re.match(r"cannot import name '(\w+)'", error.msg)
         missing = f"{error.name}.{part[1]}" if part else str(error.name)
+        if missing == point.name.split(".")[0]:
+            raise InputError(f"{_VARIABLE}: there is no module {point.name} on this machine's PYTHONPATH") from error
         if missing.split(".")[0] != _GROUP or "partially initialized" in error.msg:
             raise
         raise InputError(

@@ -1,6 +1,7 @@
 """``python -m reproduction.atlas``: embed, compare, and write the page. Finished parts are not done again."""
 
 import datetime
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ class AtlasJob:
     only: tuple[str, ...] = ()
     """Collections to compare on; by default all."""
     methods: tuple[str, ...] = ()
-    """Further methods to rank, by name."""
+    """Further methods to rank: names, or MODULE:NAME of a module on PYTHONPATH or in the working folder."""
 
 
 def run_atlas(job: AtlasJob) -> Path:
@@ -47,7 +48,8 @@ def run_atlas(job: AtlasJob) -> Path:
     known = [collection.name for collection in COLLECTIONS]
     if unknown := set(job.only) - set(known):
         raise InputError(f"--only: no collection {sorted(unknown)[0]!r}; there are: {', '.join(known)}")
-    find_methods(job.methods)
+    methods = _with_modules(job.methods)
+    find_methods(methods)
     for collection in COLLECTIONS:
         if collection.needs and not (data / collection.needs).exists() and collection.name in (job.only or known):
             raise InputError(f"{data} has no {collection.needs}; leave {collection.name} out with --only")
@@ -61,7 +63,7 @@ def run_atlas(job: AtlasJob) -> Path:
             for old, new in pairs:
                 upgrade, own = Upgrade(collection.name, old, new), out / collection.name
                 joined = join(own / "upgrades" / upgrade.name, folders[old], folders[new])
-                found = compare(upgrade, joined, own / "runs" / upgrade.name, (*METHODS, *job.methods))
+                found = compare(upgrade, joined, own / "runs" / upgrade.name, (*METHODS, *methods))
                 tables.append(found.assign(**similarity(joined)))
         page = (job.page or out / "atlas.md").absolute()
         curves = pd.concat(tables, ignore_index=True)
@@ -70,6 +72,15 @@ def run_atlas(job: AtlasJob) -> Path:
         machine = f"{usable_cpus()} cores"
         write_page(page, curves, PageFacts("make atlas DATA=PATH", machine, str(datetime.date.today()), findings))
     return page
+
+
+def _with_modules(methods: tuple[str, ...]) -> tuple[str, ...]:
+    """The names, after their modules are registered for this process and those that it starts."""
+    modules = [module for module, colon, _ in (name.partition(":") for name in methods) if colon]
+    if modules:
+        os.environ["RAY_BACKFILL_PLUGINS"] = ",".join(modules)
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    return tuple(name.rpartition(":")[2] for name in methods)
 
 
 if __name__ == "__main__":

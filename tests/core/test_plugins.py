@@ -144,6 +144,19 @@ def test_a_plugin_for_another_version_is_named_in_one_line(
     )
 
 
+def test_a_module_is_tried_without_a_distribution(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text('METHODS = ("a row",)\n')
+    command = [
+        sys.executable,
+        "-c",
+        "from ray_backfill.core.plugins import rows_from_outside as r; print(r('METHODS'))",
+    ]
+    for named, shown in (("mine", "'a row'"), ("", "[]"), ("mine,yours", "there is no module yours on this machine's")):
+        own = os.environ | {"RAY_BACKFILL_PLUGINS": named, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+        found = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+        assert shown in found.stdout + found.stderr
+
+
 def test_a_plugin_that_lacks_another_library_fails_as_any_import(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "their_plugin.py").write_text("import library_of_theirs\n")
     older = environment | {"PYTHONPATH": os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])}

@@ -1,6 +1,7 @@
 """The atlas: embeddings joined to upgrades, classical features, and what rules of choice lose, worked out by hand."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +234,13 @@ def test_what_is_foretold_is_tried_on_other_collections() -> None:
     assert rank["linear CKA between the models"] == pytest.approx(1)
     assert explained["dimensions of the old model"] < 0.1, "it has nothing to do with the gain"
     assert predictability(curves.head(9)).empty
+
+
+def test_a_newcomers_method_is_named_with_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    from reproduction.atlas.__main__ import _with_modules
+
+    for name in ("RAY_BACKFILL_PLUGINS", "PYTHONPATH"):
+        monkeypatch.setenv(name, "")
+    assert _with_modules(("ridge_query", "mine:their_map")) == ("ridge_query", "their_map")
+    assert os.environ["RAY_BACKFILL_PLUGINS"] == "mine"
+    assert str(Path.cwd()) in os.environ["PYTHONPATH"]
