@@ -17,7 +17,7 @@ from ray_backfill.data.write import write_parquet
 from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.learn.methods import find_methods
 from reproduction.atlas.collections import COLLECTIONS
-from reproduction.atlas.comparison import METHODS, PAIRS, Upgrade, compare
+from reproduction.atlas.comparison import METHODS, PAIRS, Upgrade, compare, forecast
 from reproduction.atlas.embeddings import embed_collection, join
 from reproduction.atlas.models import models_of
 from reproduction.atlas.page import PageFacts, write_page
@@ -64,7 +64,8 @@ def run_atlas(job: AtlasJob) -> Path:
                 upgrade, own = Upgrade(collection.name, old, new), out / collection.name
                 joined = join(own / "upgrades" / upgrade.name, folders[old], folders[new])
                 found = compare(upgrade, joined, own / "runs" / upgrade.name, (*METHODS, *methods))
-                tables.append(found.assign(**similarity(joined)))
+                foretold = forecast(upgrade, joined, own / "runs" / upgrade.name)
+                tables.append(pd.concat([found, foretold]).assign(**similarity(joined)))
         page = (job.page or out / "atlas.md").absolute()
         curves = pd.concat(tables, ignore_index=True)
         write_parquet(page.with_suffix(".parquet"), pa.Table.from_pandas(curves, preserve_index=False))

@@ -4,6 +4,7 @@ An upgrade is a collection and two of its models. Its queries are halves, a and 
 is judged on the other.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,17 +12,24 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+import ray_backfill as rb
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.progress import say
+from ray_backfill.core.runkey import fingerprint
 from ray_backfill.core.schema import read_checked
 from ray_backfill.core.stages import read_json
+from ray_backfill.data.folder import read_folder
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import IMAGE, TEXT
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
 
 HALF = "half"
+# Instead of a half: a forecast, from this share of the gallery's new embeddings, and at least so many.
+FORECAST, SHARE, LEAST = "forecast", 0.05, 200
+# What a forecast compares: raw distances, and mAP@100, because it can predict nothing of the first ten results.
+FORECAST_METHODS = ("rm_naive", "procrustes_gallery", "relaxed_gallery", "ridge_gallery")
 # Nothing is trained but FCT and full RM, whose labels only some collections have.
 METHODS = (
     *("offline", "instant", "rm_naive", "cascade@100", "cascade_map@100", "convex"),
@@ -81,7 +89,8 @@ def compare(upgrade: Upgrade, joined: Path, out: Path, methods: tuple[str, ...] 
     rows = []
     for key, curve in points.sort_values("t").groupby(keys, sort=False):
         values = curve["value"].to_numpy()
-        auc = np.trapezoid(values, curve["t"].to_numpy())
+        # The offline upgrade serves the old model until the last moment, so that no line leads there.
+        auc = values[0] if "offline" in key else np.trapezoid(values, curve["t"].to_numpy())
         rows.append(dict(zip(keys, key, strict=True)) | {"start": values[0], "end": values[-1], "auc": auc})
     found = pd.DataFrame(rows).rename(columns={"group": HALF})
     for name in ("old", "new"):
@@ -89,6 +98,24 @@ def compare(upgrade: Upgrade, joined: Path, out: Path, methods: tuple[str, ...] 
         found[f"{name}_auc"] = found[HALF].map(own)
     assert manifest["finished"]
     return found.assign(**asdict(upgrade))
+
+
+def forecast(upgrade: Upgrade, joined: Path, out: Path) -> pd.DataFrame:
+    """Forecast the same upgrade from a sample; returns rows with the columns of ``Upgrade``, half, method, merge, auc.
+
+    out: folder of the comparison, where the sample and the result are kept.
+    """
+    mark = fingerprint(*sorted(read_json(joined / "manifest.json").items()))
+    kept, sample = out / f"forecast-{mark}.parquet", out / f"sample-{mark}.parquet"
+    if not kept.exists():
+        if not sample.exists():
+            size = len(read_folder(joined).gallery)
+            rb.sample(joined, min(size, max(LEAST, math.ceil(SHARE * size))), out=sample)
+        found = rb.forecast(joined, sample=sample, methods=FORECAST_METHODS, metrics="mAP@100")
+        rows = dict(zip(found.summary["method"], found.summary["auc"], strict=True))
+        rows |= {"offline": found.manifest["old"]["mAP@100"]}
+        write_parquet(kept, pa.table({"method": list(rows), "auc": list(rows.values())}))
+    return pd.read_parquet(kept).assign(**asdict(upgrade), **{HALF: FORECAST, "merge": "raw"})
 
 
 def _add_halves(queries: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from reproduction.atlas.comparison import HALF
+from reproduction.atlas.comparison import FORECAST, HALF, LEAST, SHARE
 
 Choice = tuple[str, str]
 Names = tuple[str, str, str]
@@ -22,17 +22,23 @@ Names = tuple[str, str, str]
 UPGRADE, CHOICE = ["collection", "old", "new"], ["method", "merge"]
 # They embed items for every query, so they are another service; a rule cannot choose them, nor old and new.
 NOT_CHOSEN = ("old", "new", "cascade@100", "cascade_map@100")
+# What a rule sees of an upgrade without a forecast.
+_NOTHING = pd.Series(dtype=float)
 # Draws of the bootstrap.
 DRAWS = 2000
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule. choose: takes the AUCs of the half that it sees, and the regrets of all choices in the other upgrades."""
+    """A rule. choose: takes the AUCs that it sees, and the regrets of all choices in the other upgrades.
+
+    is_forecast: it sees those of the forecast, not those of half of the queries.
+    """
 
     name: str
     title: str
     choose: Callable[[pd.Series, pd.DataFrame], Choice]
+    is_forecast: bool = False
 
 
 def _always(method: str, merge: str) -> Callable[[pd.Series, pd.DataFrame], Choice]:
@@ -40,7 +46,7 @@ def _always(method: str, merge: str) -> Callable[[pd.Series, pd.DataFrame], Choi
 
 
 def _best_seen(seen: pd.Series, others: pd.DataFrame) -> Choice:
-    return cast("Choice", seen.idxmax())
+    return cast("Choice", seen.idxmax()) if len(seen) else ("", "")
 
 
 def _best_elsewhere(seen: pd.Series, others: pd.DataFrame) -> Choice:
@@ -60,12 +66,18 @@ RULES = (
     Rule("ridge_best", "ridge with the best merge", _always("ridge_gallery", "best")),
     Rule("elsewhere", "what was best in the other upgrades", _best_elsewhere),
     Rule("seen", "what is best in the comparison", _best_seen),
+    Rule(
+        "forecast",
+        f"what is best in the forecast from {SHARE:.0%} of the items, at least {LEAST}",
+        _best_seen,
+        is_forecast=True,
+    ),
 )
 
 
 def auc_table(curves: pd.DataFrame) -> pd.DataFrame:
     """Rows: (collection, old, new, half); columns: (method, merge); AUC, NaN where a method was left out."""
-    own = curves[~curves["method"].isin(NOT_CHOSEN) & (curves[HALF] != "")]
+    own = curves[~curves["method"].isin(NOT_CHOSEN) & ~curves[HALF].isin(["", FORECAST])]
     return own.pivot_table(index=[*UPGRADE, HALF], columns=CHOICE, values="auc", aggfunc="first")
 
 
@@ -76,6 +88,8 @@ def regrets(curves: pd.DataFrame, may_teach: Callable[[Names, Names], bool]) -> 
     """
     table = auc_table(curves)
     lost = 100 * table.rsub(table.max(axis=1), axis=0)
+    own = curves[(curves[HALF] == FORECAST) & ~curves["method"].isin(NOT_CHOSEN)]
+    forecasts = {cast("Names", key): each.set_index(CHOICE)["auc"] for key, each in own.groupby(UPGRADE)}
     rows: list[dict[str, Any]] = []
     for upgrade in dict.fromkeys(key[:3] for key in table.index):
         others = lost[[may_teach(upgrade, key[:3]) for key in table.index]]
@@ -83,7 +97,7 @@ def regrets(curves: pd.DataFrame, may_teach: Callable[[Names, Names], bool]) -> 
             seen = cast("pd.Series", table.loc[(*upgrade, sees)]).dropna()
             loss = cast("pd.Series", lost.loc[(*upgrade, judged)]).dropna()
             for rule in RULES:
-                choice = rule.choose(seen, others)
+                choice = rule.choose(forecasts.get(upgrade, _NOTHING) if rule.is_forecast else seen, others)
                 if choice in loss.index:
                     names = dict(zip((*UPGRADE, *CHOICE), (*upgrade, *choice), strict=True))
                     rows.append(

@@ -15,7 +15,7 @@ from ray_backfill.data.folder import read_folder
 from ray_backfill.encode.encoder import TEXT
 from ray_backfill.encode.items import ItemSources
 from reproduction.atlas.collections import COLLECTIONS, Collection
-from reproduction.atlas.comparison import METHODS, PAIRS, Upgrade, compare
+from reproduction.atlas.comparison import METHODS, PAIRS, Upgrade, compare, forecast
 from reproduction.atlas.embeddings import embed_collection, join
 from reproduction.atlas.models import MODELS, AtlasModel, models_of
 from reproduction.atlas.page import PageFacts, write_page
@@ -68,9 +68,15 @@ def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path) -> None:
     old, new = (found[found["method"] == name].set_index("half")["auc"] for name in ("old", "new"))
     assert raw["old_auc"].to_dict() == old.to_dict()
     assert raw["new_auc"].to_dict() == new.to_dict()
+    offline = found[(found["method"] == "offline") & (found["half"] == "")].iloc[0]
+    assert offline["auc"] == offline["old_auc"]
     curves = pd.read_parquet(tmp_path / "run" / "results" / "summary.parquet")
     own = curves[(curves["method"] == "ridge_gallery") & (curves["merge"] == "raw")].iloc[0]
     assert own["auc"] == pytest.approx(auc[""])
+    foretold = forecast(Upgrade("animals", "small", "large"), joined, tmp_path / "run")
+    assert {"offline", "ridge_gallery"} < set(foretold["method"])
+    assert foretold["auc"].between(0, 1).all()
+    assert forecast(Upgrade("animals", "small", "large"), joined, tmp_path / "run").equals(foretold)
     part = folders["large"] / "gallery.parquet" / "part-000000.parquet"
     pq.write_table(pq.read_table(part).slice(1), part)
     with pytest.raises(ValueError, match="have embedded other items of the gallery"):
@@ -152,6 +158,15 @@ def test_regrets_by_hand() -> None:
     assert found["d", "y", "elsewhere", "a"] == pytest.approx(5)
     assert found["d", "z", "elsewhere", "a"] == pytest.approx(10)
     assert ("d", "z", "rank_merge", "a") not in found.index
+    foretold = pd.DataFrame(
+        {"collection": "c", "old": "x", "new": "y", "half": "forecast", "method": method, "merge": "raw", "auc": auc}
+        for method, auc in (("offline", 0.7), ("rm_naive", 0.6), ("new", 0.9))
+    )
+    both = regrets(pd.concat([BY_HAND, foretold]), other_collection)
+    found = both.set_index(["collection", "new", "rule", "half"])["regret"]
+    assert found["c", "y", "forecast", "b"] == pytest.approx(7), "it says to switch"
+    assert found["c", "y", "seen", "b"] == pytest.approx(3), "as before"
+    assert ("d", "y", "forecast", "a") not in found.index, "there is none"
 
 
 def test_other_models_are_those_of_other_families() -> None:
