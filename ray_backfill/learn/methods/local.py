@@ -42,6 +42,11 @@ class Local(FormulaMap):
         k, q, p = self.weight_kqp.shape
         return {"clusters": k, "input_dim": p, "output_dim": q, "unit": self.unit}
 
+    @property
+    def macs(self) -> int:
+        """Those of all distances to centres, and of one map."""
+        return self.centre_kp.size + self.weight_kqp[0].size
+
     def mapped(self, *vectors_Bp: Wide) -> Wide:
         (x_Bp,) = vectors_Bp
         x_Bp = unit(x_Bp) if self.unit else x_Bp

@@ -74,10 +74,14 @@ class FormulaMap(ABC):
     def mapped(self, *vectors_Bp: Wide) -> Wide:
         """One (B, p) array for each input -> (B, q)."""
 
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of its matrix products for an item."""
+        return sum(weight.size for weight in self.weights.values() if weight.ndim == 2)
+
     def __call__(self, *vectors_Bp: Wide) -> Wide:
         """``mapped``, counted."""
-        per_item = sum(weight.size for weight in self.weights.values() if weight.ndim == 2)
-        self.flops += 2 * len(vectors_Bp[0]) * per_item
+        self.flops += 2 * len(vectors_Bp[0]) * self.macs
         return self.mapped(*vectors_Bp)
 
 

@@ -92,6 +92,15 @@ def test_few_items_have_one_map() -> None:
     assert network.shape["clusters"] == 1
 
 
+def test_the_products_of_local_maps_are_counted() -> None:
+    old, new = pairs()
+    network = fitted("local_gallery", old, new)[1]
+    assert network.shape["clusters"] == 16
+    before = network.flops
+    transform(network, old[:10])
+    assert network.flops - before == 2 * 10 * (16 * 6 + 6 * 8), "an item's distances to 16 centres, and its own map"
+
+
 def test_distances_minus_their_mean_by_their_spread() -> None:
     rng = np.random.default_rng(0)
     old, new = rng.normal(size=(40, 5)).astype(np.float32), 3 + rng.normal(size=(40, 7)).astype(np.float32)
