@@ -18,7 +18,7 @@ from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.learn.methods import find_methods
 from reproduction.atlas.collections import COLLECTIONS
 from reproduction.atlas.comparison import METHODS, PAIRS, Upgrade, compare, forecast
-from reproduction.atlas.embeddings import embed_collection, join
+from reproduction.atlas.embeddings import embed_collection, join, map_gallery
 from reproduction.atlas.models import models_of
 from reproduction.atlas.page import PageFacts, write_page
 from reproduction.atlas.predictors import similarity
@@ -62,6 +62,9 @@ def run_atlas(job: AtlasJob) -> Path:
             folders = embed_collection(collection, models, data, out)
             for old, new in pairs:
                 upgrade, own = Upgrade(collection.name, old, new), out / collection.name
+                first, chained, second = old.partition(">")
+                if chained:
+                    folders[old] = map_gallery(own / "models" / old, folders[first], folders[second])
                 joined = join(own / "upgrades" / upgrade.name, folders[old], folders[new])
                 found = compare(upgrade, joined, own / "runs" / upgrade.name, (*METHODS, *methods))
                 foretold = forecast(upgrade, joined, own / "runs" / upgrade.name)

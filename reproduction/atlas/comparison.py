@@ -37,16 +37,17 @@ METHODS = (
     *("low_rank_gallery", "local_gallery", "common_prefix", "qdc", "slerp", "drift_procrustes", "fct", "rm"),
 )
 MERGES = ("raw", "best", "zscore", "rrf", "csls")
-# Old and new model by modality, each on all collections.
+# Old and new model by modality, each on all collections. FIRST>SECOND: the gallery of the first, mapped to the second.
 PAIRS = {
     TEXT: (
         ("lsa", "wordllama-256"), ("lsa", "minilm"), ("glove", "wordllama-256"), ("glove", "minilm"),
         ("static", "wordllama-256"), ("static", "minilm"), ("wordllama-64", "wordllama-256"),
-        ("wordllama-256", "minilm"),
+        ("wordllama-256", "minilm"), ("wordllama-64>wordllama-256", "minilm"),
     ),
     IMAGE: (
         ("colours", "lite0-96"), ("hog", "lite0-96"), ("hog", "lite2-160"), ("lite0-96", "lite0-128"),
         ("lite0-128", "lite1-128"), ("lite0-128", "lite2-160"), ("lite1-128", "lite2-160"),
+        ("hog>lite0-96", "lite1-128"),
     ),
 }  # fmt: skip
 

@@ -8,12 +8,16 @@ import pyarrow as pa
 from ray_backfill.core.progress import say
 from ray_backfill.core.runkey import RunKey, fingerprint
 from ray_backfill.core.schema import read_checked
-from ray_backfill.core.stages import begin_stage, finish_stage, read_json
+from ray_backfill.core.stages import begin_stage, finish_stage, read_json, write_json
 from ray_backfill.data.columns import part_files
-from ray_backfill.data.write import write_parquet
+from ray_backfill.data.write import vector_column, vectors_of, write_parquet
 from ray_backfill.encode.items import SPLITS, ItemSettings, write_items
 from ray_backfill.encode.part import EncodeRequest
 from ray_backfill.encode.stage import embed_items
+from ray_backfill.learn.methods import find_methods
+from ray_backfill.learn.models.apply import transform
+from ray_backfill.learn.training.fit import TrainSet
+from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import EmbedActors
 from reproduction.atlas.collections import Collection
 from reproduction.atlas.models import AtlasModel
@@ -55,6 +59,31 @@ def join(to: Path, old: Path, new: Path) -> Path:
         if left["id"] != table["id"]:
             raise ValueError(f"{old} and {new} have embedded other items of the {split}")
         write_parquet(to / f"{split}.parquet", table.append_column("old", left[_COLUMN]))
+    finish_stage(to, {})
+    return to
+
+
+def map_gallery(to: Path, first: Path, second: Path) -> Path:
+    """The folder of a service that was upgraded by a map and never backfilled, as if it were one model.
+
+    Queries are those of the second model, all other items those of the first, mapped by ridge: where a chain of three
+    models begins. first, second: folders of ``embed_collection`` of the same items.
+    """
+    key = RunKey("mapped", {}, {name: _mark(folder) for name, folder in (("first", first), ("second", second))})
+    if begin_stage(to, key):
+        return to
+    (method,) = find_methods(("ridge_gallery",))
+    assert method.fit is not None
+    sides = (_read(folder / "train.parquet")[_COLUMN] for folder in (first, second))
+    train = dict(zip(("old", "new"), map(vectors_of, sides), strict=True))
+    network = method.fit.fit(TrainSet(train, None), FitSettings(), "cosine").network
+    for split in SPLITS:
+        table = _read((second if split == "queries" else first) / f"{split}.parquet")
+        if split != "queries":
+            mapped = vector_column(transform(network, vectors_of(table[_COLUMN])))
+            table = table.set_column(table.column_names.index(_COLUMN), _COLUMN, mapped)
+        write_parquet(to / f"{split}.parquet", table)
+    write_json(to / "probes.json", {})
     finish_stage(to, {})
     return to
 

@@ -43,7 +43,7 @@ def write_page(path: Path, curves: pd.DataFrame, facts: PageFacts) -> None:
     whole = curves[curves[HALF] == ""]
     upgrades = whole[UPGRADE].drop_duplicates()
     named = list(upgrades.itertuples(index=False, name=None))
-    observed = {(collection, frozenset((families[old], families[new]))) for collection, old, new in named}
+    observed = {(collection, frozenset((families.get(old, old), families[new]))) for collection, old, new in named}
     collections, pairs = ({each[place] for each in observed} for place in (0, 1))
     text = f"""# Atlas of upgrades
 

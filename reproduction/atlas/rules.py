@@ -113,7 +113,7 @@ def other_collection(one: Names, other: Names) -> bool:
 
 def other_models(families: dict[str, str]) -> Callable[[Names, Names], bool]:
     """Whether the second upgrade is of another pair of families, on whatever collection."""
-    return lambda one, other: {families[name] for name in one[1:]} != {families[name] for name in other[1:]}
+    return lambda one, other: {families.get(name, name) for name in one[1:]} != {families.get(n, n) for n in other[1:]}
 
 
 def mean_regrets(found: pd.DataFrame, seed: int = 0) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from ray_backfill.encode.encoder import TEXT
 from ray_backfill.encode.items import ItemSources
 from reproduction.atlas.collections import COLLECTIONS, Collection
 from reproduction.atlas.comparison import METHODS, PAIRS, Upgrade, compare, forecast
-from reproduction.atlas.embeddings import embed_collection, join
+from reproduction.atlas.embeddings import embed_collection, join, map_gallery
 from reproduction.atlas.models import MODELS, AtlasModel, models_of
 from reproduction.atlas.page import PageFacts, write_page
 from reproduction.atlas.predictors import linear_cka, predictability
@@ -83,12 +83,26 @@ def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path) -> None:
         join(tmp_path / "again", folders["small"], folders["large"])
 
 
+def test_a_chain_begins_with_a_mapped_gallery(tmp_path: Path) -> None:
+    collection = Collection("animals", TEXT, _prepare, "animals")
+    models = {"small": _model("small", _models.old), "large": _model("large", _models.New())}
+    folders = embed_collection(collection, models, tmp_path, tmp_path / "out")
+    chained = map_gallery(tmp_path / "chained", folders["small"], folders["large"])
+    folder = read_folder(join(tmp_path / "joined", chained, folders["large"]))
+    assert folder.queries is not None
+    np.testing.assert_array_equal(folder.queries.old, folder.queries.new)
+    assert folder.gallery.old.shape == folder.gallery.new.shape
+    old, new = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (folder.gallery.old, folder.gallery.new))
+    assert (old * new).sum(1).mean() > 0.99, "so few words have an exact map"
+    assert (folder.gallery.old != folder.gallery.new).any(), "but the second model has embedded queries only"
+
+
 def test_what_is_named_is_there() -> None:
     from ray_backfill.learn.methods import find_methods
 
     find_methods(METHODS)
     for modality, pairs in PAIRS.items():
-        assert {name for pair in pairs for name in pair} <= set(models_of(modality))
+        assert {name for pair in pairs for each in pair for name in each.split(">")} <= set(models_of(modality))
         assert len(set(pairs)) == len(pairs)
     upgrades = sum(len(PAIRS[collection.modality]) for collection in COLLECTIONS)
     assert upgrades >= 30
