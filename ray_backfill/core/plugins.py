@@ -46,8 +46,8 @@ def rows_from_outside(table: str) -> list[Any]:
 @cache
 def _modules_from_outside() -> tuple[ModuleType, ...]:
     found = sorted(entry_points(group=_GROUP), key=lambda point: point.name)
-    named = filter(None, os.environ.get(_VARIABLE, "").split(","))
-    return tuple(_imported(point) for point in (*found, *(EntryPoint(name, name, _GROUP) for name in named)))
+    named = filter(None, (name.strip() for name in os.environ.get(_VARIABLE, "").split(",")))
+    return tuple(_imported(point) for point in (*found, *(EntryPoint(name, name, _VARIABLE) for name in named)))
 
 
 def _imported(point: EntryPoint) -> ModuleType:
@@ -57,8 +57,8 @@ def _imported(point: EntryPoint) -> ModuleType:
         # "from a import b" names b in the message alone.
         part = re.match(r"cannot import name '(\w+)'", error.msg)
         missing = f"{error.name}.{part[1]}" if part else str(error.name)
-        if missing == point.name.split(".")[0]:
-            raise InputError(f"{_VARIABLE}: there is no module {point.name} on this machine's PYTHONPATH") from error
+        if point.group == _VARIABLE and f"{point.value}.".startswith(f"{missing}."):
+            raise InputError(f"{_VARIABLE} names {point.value}, which is not on PYTHONPATH") from error
         if missing.split(".")[0] != _GROUP or "partially initialized" in error.msg:
             raise
         raise InputError(

@@ -19,7 +19,7 @@ from ray_backfill.learn.methods import find_methods
 from reproduction.atlas.collections import COLLECTIONS
 from reproduction.atlas.comparison import METHODS, PAIRS, Upgrade, compare, forecast
 from reproduction.atlas.embeddings import embed_collection, join, map_gallery
-from reproduction.atlas.models import models_of
+from reproduction.atlas.models import check_packages, models_of
 from reproduction.atlas.page import PageFacts, write_page
 from reproduction.atlas.predictors import similarity
 
@@ -50,14 +50,14 @@ def run_atlas(job: AtlasJob) -> Path:
         raise InputError(f"--only: no collection {sorted(unknown)[0]!r}; there are: {', '.join(known)}")
     methods = _with_modules(job.methods)
     find_methods(methods)
-    for collection in COLLECTIONS:
-        if collection.needs and not (data / collection.needs).exists() and collection.name in (job.only or known):
+    chosen = [collection for collection in COLLECTIONS if collection.name in (job.only or known)]
+    for collection in chosen:
+        if collection.needs and not (data / collection.needs).exists():
             raise InputError(f"{data} has no {collection.needs}; leave {collection.name} out with --only")
+    check_packages(model for collection in chosen for model in models_of(collection.modality).values())
     out, tables = job.out.absolute(), []
     with locked(out, "out", command_line()):
-        for collection in COLLECTIONS:
-            if collection.name not in (job.only or known):
-                continue
+        for collection in chosen:
             pairs, models = PAIRS[collection.modality], models_of(collection.modality)
             folders = embed_collection(collection, models, data, out)
             for old, new in pairs:
@@ -82,7 +82,7 @@ def _with_modules(methods: tuple[str, ...]) -> tuple[str, ...]:
     """The names, after their modules are registered for this process and those that it starts."""
     modules = [module for module, colon, _ in (name.partition(":") for name in methods) if colon]
     if modules:
-        os.environ["RAY_BACKFILL_PLUGINS"] = ",".join(modules)
+        os.environ["RAY_BACKFILL_PLUGINS"] = ",".join([*modules, os.environ.get("RAY_BACKFILL_PLUGINS", "")])
         os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
     return tuple(name.rpartition(":")[2] for name in methods)
 

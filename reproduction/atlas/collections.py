@@ -150,7 +150,8 @@ def _of_recipe(name: str, **changes: Any) -> Callable[[Path, Path], ItemSources]
 COLLECTIONS = (
     Collection("cranfield", TEXT, _cranfield, "abstracts of aerodynamics with judged questions", "cranfield",
                "none stated"),
-    Collection("nfcorpus", TEXT, _nfcorpus, "medical abstracts with judged questions", "nfcorpus", "CC BY-SA 4.0"),
+    Collection("nfcorpus", TEXT, _nfcorpus, "medical abstracts with judged questions", "nfcorpus",
+               "free for academic use"),
     Collection("banking77", TEXT, _banking77, "questions to a bank in 77 intents", "banking77", "CC BY 4.0"),
     Collection("photographs", IMAGE, _of_recipe("tiny_imagenet"), "photographs of tiny ImageNet", "tiny_imagenet.zip",
                "for research, not to be passed on"),

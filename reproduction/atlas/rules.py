@@ -13,7 +13,9 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from reproduction.atlas.comparison import FORECAST, HALF, LEAST, SHARE
+from reproduction.atlas.comparison import FORECAST, LEAST, SHARE
+from reproduction.atlas.embeddings import HALF
+from reproduction.atlas.models import family_of
 
 Choice = tuple[str, str]
 Names = tuple[str, str, str]
@@ -111,9 +113,9 @@ def other_collection(one: Names, other: Names) -> bool:
     return one[0] != other[0]
 
 
-def other_models(families: dict[str, str]) -> Callable[[Names, Names], bool]:
-    """Whether the second upgrade is of another pair of families, on whatever collection."""
-    return lambda one, other: {families.get(name, name) for name in one[1:]} != {families.get(n, n) for n in other[1:]}
+def other_models(one: Names, other: Names) -> bool:
+    """Whether the second upgrade is of another pair of families of models, on whatever collection."""
+    return set(map(family_of, one[1:])) != set(map(family_of, other[1:]))
 
 
 def mean_regrets(found: pd.DataFrame, seed: int = 0) -> pd.DataFrame:

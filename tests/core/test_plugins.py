@@ -151,7 +151,7 @@ def test_a_module_is_tried_without_a_distribution(tmp_path: Path) -> None:
         "-c",
         "from ray_backfill.core.plugins import rows_from_outside as r; print(r('METHODS'))",
     ]
-    for named, shown in (("mine", "'a row'"), ("", "[]"), ("mine,yours", "there is no module yours on this machine's")):
+    for named, shown in (("mine", "'a row'"), ("", "[]"), ("mine, yours.all", "names yours.all, which is not on")):
         own = os.environ | {"RAY_BACKFILL_PLUGINS": named, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
         found = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
         assert shown in found.stdout + found.stderr
