@@ -75,7 +75,9 @@ def compare(upgrade: Upgrade, joined: Path, out: Path, methods: tuple[str, ...] 
     evaluation = Evaluation(
         ("old", "new", *methods), orders=("random",), merges=MERGES, metrics=("recommended",), slices=(HALF,)
     )
-    results = evaluate_folder(joined, evaluation, FitSettings.of_folder(), Context(out, command="make atlas"))
+    results = evaluate_folder(
+        joined, evaluation, FitSettings.of_folder(), Context(out, command="make atlas", overwrite=True)
+    )
     every, halves, queries = (pd.read_parquet(results / f"{n}.parquet") for n in ("curves", "subgroups", "queries"))
     points = pd.concat([every.assign(group="", queries=len(queries)), halves[halves["group"].isin(HALVES)]])
     points = points[points["metric"] == every["metric"].iloc[0]]  # the primary metric

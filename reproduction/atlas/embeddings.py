@@ -1,4 +1,7 @@
-"""Embeds each collection once with each model, and joins any two models' columns to a folder for ``simulate``."""
+"""Embeds each collection once with each model, and joins any two models' columns to a folder for ``simulate``.
+
+What was made with other settings, or by another version of a model's code, is replaced; all else is used again.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,13 +42,13 @@ def embed_collection(
     data: folder of the collections.
     """
     own = out / collection.name
-    items = write_items(own / "items", collection.prepare(data, own / "source"), ItemSettings())
+    items = write_items(own / "items", collection.prepare(data, own / "source"), ItemSettings(), overwrite=True)
     folders = {}
     for name, model in models.items():
         say(f"{collection.name}: {model.explains}")
         loaded = model.load(items)
         request = EncodeRequest(items, collection.modality, {_COLUMN: loaded.spec})
-        folders[name] = embed_items(own / "models" / name, request, EmbedActors(), here={_COLUMN: loaded})
+        folders[name] = embed_items(own / "models" / name, request, EmbedActors(), True, {_COLUMN: loaded})
     return folders
 
 
@@ -55,7 +58,7 @@ def join(to: Path, old: Path, new: Path) -> Path:
     old, new: folders of ``embed_collection`` of the same items.
     """
     key = RunKey("joined", {}, {name: _mark(folder) for name, folder in (("old", old), ("new", new))})
-    if begin_stage(to, key):
+    if begin_stage(to, key, overwrite=True):
         return to
     for split in SPLITS:
         left, table = (_read(folder / f"{split}.parquet") for folder in (old, new))
@@ -77,7 +80,7 @@ def map_gallery(to: Path, first: Path, second: Path) -> Path:
     models begins. first, second: folders of ``embed_collection`` of the same items.
     """
     key = RunKey("mapped", {}, {name: _mark(folder) for name, folder in (("first", first), ("second", second))})
-    if begin_stage(to, key):
+    if begin_stage(to, key, overwrite=True):
         return to
     (method,) = find_methods(("ridge_gallery",))
     assert method.fit is not None

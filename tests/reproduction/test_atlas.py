@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from scipy.stats import ConstantInputWarning
 
 from ray_backfill.data.folder import read_folder
 from ray_backfill.encode.encoder import TEXT
@@ -77,6 +78,9 @@ def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path) -> None:
     assert {"offline", "ridge_gallery"} < set(foretold["method"])
     assert foretold["auc"].between(0, 1).all()
     assert forecast(Upgrade("animals", "small", "large"), joined, tmp_path / "run").equals(foretold)
+    another = embed_collection(collection, models | {"large": _model("large", _models.old)}, tmp_path, tmp_path / "out")
+    renewed = read_folder(join(joined, another["small"], another["large"]))
+    np.testing.assert_array_equal(renewed.gallery.new, renewed.gallery.old)
     part = folders["large"] / "gallery.parquet" / "part-000000.parquet"
     pq.write_table(pq.read_table(part).slice(1), part)
     with pytest.raises(ValueError, match="have embedded other items of the gallery"):
@@ -256,15 +260,18 @@ def test_what_is_foretold_is_tried_on_other_collections() -> None:
             "collection": np.array(["c", "d", "e", "f"])[np.arange(rows) % 4], "old": "x",
             "new": np.arange(rows).astype(str), "method": "ridge_gallery", "merge": "best", "half": "",
             "old_auc": 0.2, "new_auc": new, "auc": 0.2 + (new - 0.2) * (1 + 0.3 * np.log(cka)), "cka": cka,
-            "old_dim": rng.integers(50, 500, rows), "new_dim": rng.integers(50, 500, rows),
+            "old_dim": rng.integers(50, 500, rows), "new_dim": 256,
             "items_per_dim": rng.uniform(1, 9, rows),
         }
     )  # fmt: skip
-    found = predictability(curves)
+    with pytest.warns(ConstantInputWarning):
+        found = predictability(curves)
     explained, rank = (found[name].to_dict() for name in ("explained", "rank"))
     assert explained["linear CKA between the models"] == pytest.approx(1)
     assert rank["linear CKA between the models"] == pytest.approx(1)
     assert explained["dimensions of the old model"] < 0.1, "it has nothing to do with the gain"
+    # All have the same: it predicts the mean of the other collections, which is what it is compared with.
+    assert explained["dimensions of the new model"] == pytest.approx(0)
     assert predictability(curves.head(9)).empty
 
 
