@@ -72,10 +72,17 @@ def run_atlas(job: AtlasJob) -> Path:
         page = (job.page or out / "atlas.md").absolute()
         curves = pd.concat(tables, ignore_index=True)
         write_parquet(page.with_suffix(".parquet"), pa.Table.from_pandas(curves, preserve_index=False))
-        findings = job.findings.read_text(encoding="utf-8") if job.findings else ""
+        findings = f"{job.findings.read_text(encoding='utf-8')}\n" if job.findings else ""
         machine = f"{usable_cpus()} cores"
-        write_page(page, curves, PageFacts("make atlas DATA=PATH", machine, str(datetime.date.today()), findings))
+        write_page(page, curves, PageFacts(_command(job), machine, str(datetime.date.today()), findings))
     return page
+
+
+def _command(job: AtlasJob) -> str:
+    """The command without the paths of this machine."""
+    if not job.only:
+        return "make atlas DATA=PATH"
+    return f"python -m reproduction.atlas --data-root PATH --only {' '.join(job.only)}"
 
 
 def _with_modules(methods: tuple[str, ...]) -> tuple[str, ...]:

@@ -230,7 +230,7 @@ def _network(size: int, side: int) -> AtlasModel:
 
 
 def _wordllama_of(dims: int) -> AtlasModel:
-    explains = f"{dims} of the 256 dimensions of wordllama, the first ones"
+    explains = f"wordllama, the first {dims} of 256 dimensions"
     of_dims = _model(TEXT, f"wordllama-{dims}", _first(dims), explains, ("wordllama",), "MIT")
     return replace(of_dims, family="wordllama")
 

@@ -42,13 +42,12 @@ def write_page(path: Path, curves: pd.DataFrame, facts: PageFacts) -> None:
     upgrades = whole[UPGRADE].drop_duplicates()
     named = list(upgrades.itertuples(index=False, name=None))
     observed = {(collection, frozenset((family_of(old), family_of(new)))) for collection, old, new in named}
-    collections, pairs = ({each[place] for each in observed} for place in (0, 1))
+    pairs = {pair for _, pair in observed}
     text = f"""# Atlas of upgrades
 
-{facts.findings}
-Each upgrade is a pair of models on a collection. There are {len(named)} upgrades on {len(collections)} collections, and
-{len(pairs)} pairs of independent models. Models that share weights, such as a model and its first
-dimensions, count as one; so there are {len(observed)} independent observations.
+{facts.findings}Each upgrade is a pair of models on a collection: {", ".join(upgrades["collection"].unique())}.
+Models that share weights, such as a model and its first dimensions, count as one: {len(named)} upgrades have {len(pairs)}
+independent pairs of models, and {len(observed)} independent pairs of models and collections.
 
 Values are per cent of the metric, averaged over the backfill (AUC) in random order. They come from
 [the table of curves]({path.stem}.parquet), which this command makes ({facts.machine}, {facts.date}):
@@ -59,9 +58,9 @@ Values are per cent of the metric, averaged over the backfill (AUC) in random or
 
 A rule names a method and a merge for an upgrade. Its regret is the best AUC of all methods less the AUC of its choice,
 in points. Rules see one half of the queries, and are judged on the other; what they know of other upgrades is of other
-collections, or of other pairs of models. Brackets: 95 % intervals from resampling collections and pairs of models. The
-best is known in hindsight only, and is partly best by chance: even a rule that knew the best method would lose a
-little.
+collections (first column), or of other pairs of models (second). Brackets: 95 % intervals from resampling collections
+and pairs of models. The best is known in hindsight only, and is partly best by chance: even a rule that knew the best
+method would lose a little.
 
 {table_lines(_rules_table(curves))}
 
@@ -76,7 +75,8 @@ the other collections: 0 or less predicts nothing. Rank: Spearman's correlation 
 ## Upgrades
 
 Gains are the share of the upgrade's improvement that users get on average, in per cent: 0 is the old service
-throughout, 100 the new one from the start. They mean little where old and new are almost equal.
+throughout, 100 the new one from the start. They mean little where old and new are almost equal, and nothing where the
+new model is worse.
 
 {table_lines(_upgrades_table(whole))}
 
@@ -111,8 +111,8 @@ def _rules_table(curves: pd.DataFrame) -> PageTable:
         rows.append((rule.title, *cells, f"{largest:.1f}", f"{100 * close.get(rule.name, np.nan):.0f} %"))
     header = (
         "rule",
-        *(f"regret, judged on {way}" for way in ways),
-        "largest",
+        *(f"regret, knowing {way}" for way in ways),
+        "largest regret",
         f"within {CLOSE} points where it matters",
     )
     return PageTable(header, tuple(rows))
@@ -134,12 +134,12 @@ def _upgrades_table(whole: pd.DataFrame) -> PageTable:
         by_choice = own.set_index(["method", "merge"])["auc"].to_dict()
         old, new = own["old_auc"].iloc[0], own["new_auc"].iloc[0]
         gains = [
-            f"{100 * (by_choice[choice] - old) / (new - old):.0f}" if choice in by_choice and new != old else "-"
+            f"{100 * (by_choice[choice] - old) / (new - old):.0f}" if choice in by_choice and new > old else "-"
             for choice in _SHOWN
         ]
         rows.append((*map(str, names), own["metric"].iloc[0], f"{100 * old:.1f}", f"{100 * new:.1f}", *gains))
     shown = (f"`{method}`, {merge}" for method, merge in _SHOWN)
-    return PageTable(("collection", "old", "new", "metric", "old", "new", *shown), tuple(rows))
+    return PageTable(("collection", "old model", "new model", "metric", "old", "new", *shown), tuple(rows))
 
 
 def _models_table(used: set[str]) -> PageTable:

@@ -70,7 +70,7 @@ RULES = (
     Rule("seen", "what is best in the comparison", _best_seen),
     Rule(
         "forecast",
-        f"what is best in the forecast from {SHARE:.0%} of the items, at least {LEAST}",
+        f"what is best in the forecast from {100 * SHARE:.0f} % of the items, at least {LEAST}",
         _best_seen,
         is_forecast=True,
     ),

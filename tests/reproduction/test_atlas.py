@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,7 @@ def test_the_page_counts_what_is_independent(tmp_path: Path) -> None:
         ("cranfield", "wordllama-64", "wordllama-256"): (0.20, 0.30),
         ("cranfield", "lsa", "wordllama-256"): (0.10, 0.30),
         ("nfcorpus", "wordllama-64", "wordllama-256"): (0.30, 0.34),
-        ("nfcorpus", "wordllama-128", "wordllama-256"): (0.32, 0.34),
+        ("nfcorpus", "wordllama-128", "wordllama-256"): (0.36, 0.34),
     }
     methods = {"offline": 0.0, "rm_naive": 0.4, "ridge_gallery": 0.75, "fct": 0.7}
     curves = _curves(
@@ -227,12 +228,14 @@ def test_the_page_counts_what_is_independent(tmp_path: Path) -> None:
     curves = curves.assign(old_auc=[old for old, _ in both], new_auc=[new for _, new in both], metric="nDCG@10")
     write_page(tmp_path / "atlas.md", curves, PageFacts("make atlas", "two cores", "today", "**Found.**\n"))
     page = (tmp_path / "atlas.md").read_text(encoding="utf-8")
-    assert "There are 4 upgrades on 2 collections, and\n2 pairs of independent models." in page
-    assert "so there are 3 independent observations" in page
+    assert "collection: cranfield, nfcorpus." in page
+    assert "4 upgrades have 2\nindependent pairs of models, and 3 independent pairs of models and collections" in page
     assert "| cranfield | lsa | wordllama-256 | nDCG@10 | 10.0 | 30.0 | 40 | - | 75 | - | - |" in page
-    # The others lose (0.75 - 0.40) x the upgrade: 3.5, 7, 1.4, 0.7 points.
-    assert "| rank merge | 3.15 [" in page
-    assert "| ridge | 0.00 [0.00, 0.00] | 0.00 [0.00, 0.00] | 0.0 | 100 % |" in page
+    # Rank merge loses (0.75 - 0.40) x the upgrade: 3.5, 7 and 1.4 points. The last upgrade is harmful: not to have it
+    # is best, and rank merge loses 0.4 of its 2 points, ridge 0.75.
+    assert re.search(r"\| rank merge \| 3\.1[78] \[", page)
+    assert re.search(r"\| ridge \| 0\.3[78] \[", page)
+    assert "| nfcorpus | wordllama-128 | wordllama-256 | nDCG@10 | 36.0 | 34.0 | - | - | - | - | - |" in page
     assert "free for academic use" in page
     assert "Not measured: it takes ten upgrades" in page
     assert "EfficientNet" not in page, "it was not used"
