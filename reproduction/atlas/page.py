@@ -46,8 +46,8 @@ def write_page(path: Path, curves: pd.DataFrame, facts: PageFacts) -> None:
     text = f"""# Atlas of upgrades
 
 {facts.findings}Each upgrade is a pair of models on a collection: {", ".join(upgrades["collection"].unique())}.
-Models that share weights, such as a model and its first dimensions, count as one: {len(named)} upgrades have {len(pairs)}
-independent pairs of models, and {len(observed)} independent pairs of models and collections.
+Models that share weights, such as a model and its first dimensions, count as one: {len(named)} upgrades have
+{len(pairs)} independent pairs of models, and {len(observed)} independent pairs of models and collections.
 
 Values are per cent of the metric, averaged over the backfill (AUC) in random order. They come from
 [the table of curves]({path.stem}.parquet), which this command makes ({facts.machine}, {facts.date}):
