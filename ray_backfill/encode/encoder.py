@@ -62,9 +62,8 @@ class ModelKind:
     """A kind of model. name: the word before the colon. modalities: what it can embed. example: for messages.
 
     explains: a sentence for the help. options: of its spec, besides dims, prompt, batch and normalise=yes. extra: what
-    pip installs for it. reads: of a service that charges for tokens, the characters
-    of a text that are sent, at most. load: loads the model for texts or images;
-    raises InputError.
+    pip installs for it. reads: of a service that charges for tokens, the characters of a text that are sent, at most.
+    load: loads the model for texts or images; raises InputError.
     """
 
     name: str
