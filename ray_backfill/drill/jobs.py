@@ -37,8 +37,8 @@ class FromImages:
 @dataclass(frozen=True)
 class FromItems:
     """Items are texts or images of a user, which models embed as they are. items: folder of ``encode.items``. specs:
-    model -> its spec. gallery: has the items' ids, in their order. probes: model -> its vectors of the fixed items. path:
-    where modules of the user are found.
+    model -> its spec. gallery: has the items' ids, in their order. probes: model -> its vectors of the fixed items.
+    path: where modules of the user are found.
     """
 
     items: Path
