@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ray_backfill.core.stages import write_whole
 from ray_backfill.encode.encoder import IMAGE, TEXT
 from ray_backfill.encode.items import ItemSources
+from reproduction.atlas.tuned import TUNE
 
 # Texts, or images, on which maps are fitted; queries; and items of a gallery of images.
 _TRAIN, _QUERIES, _GALLERY = 2000, 500, 4000
@@ -57,7 +58,9 @@ def _banking77(data: Path, to: Path) -> ItemSources:
         for lines in [(data / "banking77" / f"{part}.csv").open(encoding="utf-8")]
     }
     shuffled = [rows["train"][row] for row in rng.permutation(len(rows["train"]))]
-    queries = [rows["test"][row] for row in rng.permutation(len(rows["test"]))[: 2 * _QUERIES]]
+    drawn = rng.permutation(len(rows["test"]))
+    queries = [rows["test"][row] for row in drawn[: 2 * _QUERIES]]
+    _write_lines(to / f"{TUNE}.jsonl", (rows["test"][row] for row in drawn[2 * _QUERIES :]))
     given = {"gallery": shuffled[_TRAIN:], "queries": queries, "train": shuffled[:_TRAIN]}
     return ItemSources(TEXT, *(_write_lines(to / f"{split}.jsonl", own) for split, own in given.items()))
 
@@ -68,9 +71,13 @@ def _beir(
     queries: Mapping[str, str],
     judged: Iterable[tuple[str, str, str]],
 ) -> ItemSources:
-    """A collection with judgements. documents: id -> title, text. Maps are fitted on titles, which are not searched."""
+    """A collection with judgements. documents: id -> title, text. Maps are fitted on titles, which are not searched.
+
+    Models are tuned on the documents themselves, without judgements.
+    """
     kept = {item: (title, text) for item, (title, text) in documents.items() if text.strip()}
     _write_lines(to / "corpus.jsonl", ({"_id": item, "title": own[0], "text": own[1]} for item, own in kept.items()))
+    _write_lines(to / f"{TUNE}.jsonl", ({"text": text} for _, text in kept.values()))
     _write_lines(to / "queries.jsonl", ({"_id": query, "text": text} for query, text in queries.items()))
     lines = "".join(f"{query}\t{item}\t{grade}\n" for query, item, grade in judged if item in kept)
     (to / "qrels").mkdir(parents=True, exist_ok=True)
@@ -119,8 +126,10 @@ def _of_recipe(name: str, **changes: Any) -> Callable[[Path, Path], ItemSources]
 
         images = open_images(replace(load_recipe(name, data).images, **changes))
         rng, to_draw = np.random.default_rng(0), {"gallery": _GALLERY, "queries": _QUERIES, "train": _TRAIN}
+        to_draw |= {TUNE: _TRAIN}
         rows = {split: rng.permutation(len(images.items(split))) for split in images.splits}
-        source = {split: split if split in images.splits else "gallery" for split in to_draw}
+        source = {split: split if split in images.splits else "gallery" for split in to_draw} | {TUNE: "train"}
+        rows |= {TUNE: rows["train"][_TRAIN:]}
         if "queries" not in images.splits:
             rows |= {"queries": rows["gallery"][_GALLERY:]}
         for split, number in to_draw.items():
@@ -142,7 +151,7 @@ def _of_recipe(name: str, **changes: Any) -> Callable[[Path, Path], ItemSources]
             if not (to / f"{split}.tar").exists():
                 to.mkdir(parents=True, exist_ok=True)
                 write_whole(to / f"{split}.tar", write)
-        return ItemSources(IMAGE, *(str(to / f"{split}.tar") for split in to_draw))
+        return ItemSources(IMAGE, *(str(to / f"{split}.tar") for split in to_draw if split != TUNE))
 
     return prepare
 

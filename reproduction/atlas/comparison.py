@@ -1,7 +1,7 @@
 """Compares all methods on each upgrade, and keeps what the atlas needs of it: one small table of curves.
 
-An upgrade is a collection and two of its models. Its queries are halves, a and b, so that what is chosen on one half
-is judged on the other.
+An upgrade is a collection and two of its models. Its queries are in ten folds at random, so that what is chosen on some
+is judged on others, and differences have an error.
 """
 
 import math
@@ -23,9 +23,10 @@ from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import IMAGE, TEXT
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
-from reproduction.atlas.embeddings import HALF, HALVES
+from reproduction.atlas.embeddings import FOLD, FOLDS
 
-# Instead of a half: a forecast, from this share of the gallery's new embeddings, and at least so many.
+# Instead of a fold: all queries; a forecast, from this share of the gallery's new embeddings, and at least so many.
+ALL = ""
 FORECAST, SHARE, LEAST = "forecast", 0.05, 200
 # What a forecast compares: raw distances, and mAP@100, because it can predict nothing of the first ten results.
 FORECAST_METHODS = ("rm_naive", "procrustes_gallery", "relaxed_gallery", "ridge_gallery")
@@ -36,17 +37,21 @@ METHODS = (
     *("low_rank_gallery", "local_gallery", "common_prefix", "qdc", "slerp", "drift_procrustes", "fct", "rm"),
 )
 MERGES = ("raw", "best", "zscore", "rrf", "csls")
+# All orders but the oracle take the labels of train items or of the gallery, which not all collections have.
+ORDER_METHODS = ("rm_naive", "ridge_gallery", "fct")
+ORDERS = ("random", "centroid_cosine", "class_mean_distance", "mapped_class_mean_distance", "mapped_least_confidence")
 # Old and new model by modality, each on all collections. FIRST>SECOND: the gallery of the first, mapped to the second.
 PAIRS = {
     TEXT: (
         ("lsa", "wordllama-256"), ("lsa", "minilm"), ("glove", "wordllama-256"), ("glove", "minilm"),
         ("static", "wordllama-256"), ("static", "minilm"), ("wordllama-64", "wordllama-256"),
         ("wordllama-256", "minilm"), ("wordllama-64>wordllama-256", "minilm"),
+        ("minilm", "minilm-tuned"),
     ),
     IMAGE: (
         ("colours", "lite0-96"), ("hog", "lite0-96"), ("hog", "lite2-160"), ("lite0-96", "lite0-128"),
         ("lite0-128", "lite1-128"), ("lite0-128", "lite2-160"), ("lite1-128", "lite2-160"),
-        ("hog>lite0-96", "lite1-128"),
+        ("hog>lite0-96", "lite1-128"), ("lite0-128", "lite0-128-tuned"),
     ),
 }  # fmt: skip
 
@@ -66,37 +71,66 @@ class Upgrade:
 
 
 def compare(upgrade: Upgrade, joined: Path, out: Path, methods: tuple[str, ...] = METHODS) -> pd.DataFrame:
-    """Compare the methods; returns one row for each curve.
+    """Compare the methods; returns one row for each curve, of all queries and of each fold.
 
-    Columns: those of ``Upgrade``, metric, method, order, merge, half ("" for all queries), queries, start, end, auc,
-    and the auc of old and new. joined: folder of the two models.
+    Columns: those of ``Upgrade``, metric, method, order, merge, fold, queries, start, end, auc, curve (M_t as a list,
+    of all queries only), learned (False: worse than rank merge on validation items), and the auc of old and new.
+
+    joined: folder of the two models.
     """
     say(f"{upgrade.collection}: {upgrade.old} to {upgrade.new}")
-    evaluation = Evaluation(
-        ("old", "new", *methods), orders=("random",), merges=MERGES, metrics=("recommended",), slices=(HALF,)
+    how = Evaluation(("old", "new", *methods), ("random",), MERGES, metrics=("recommended",), slices=(FOLD,))
+    results = _evaluate(joined, out, how, "results")
+    every, folds, queries = (
+        pd.read_parquet(results / f"{name}.parquet") for name in ("curves", "subgroups", "queries")
     )
-    results = evaluate_folder(
-        joined, evaluation, FitSettings.of_folder(), Context(out, command="make atlas", overwrite=True)
-    )
-    every, halves, queries = (pd.read_parquet(results / f"{n}.parquet") for n in ("curves", "subgroups", "queries"))
-    points = pd.concat([every.assign(group="", queries=len(queries)), halves[halves["group"].isin(HALVES)]])
-    points = points[points["metric"] == every["metric"].iloc[0]]  # the primary metric
-    keys = ["metric", "method", "order", "merge", "group", "queries"]
-    rows = []
-    for key, curve in points.sort_values("t").groupby(keys, sort=False):
-        values = curve["value"].to_numpy()
-        # The offline upgrade serves the old model until the last moment, so that no line leads there.
-        auc = values[0] if key[1] == "offline" else np.trapezoid(values, curve["t"].to_numpy())
-        rows.append(dict(zip(keys, key, strict=True)) | {"start": values[0], "end": values[-1], "auc": auc})
-    found = pd.DataFrame(rows).rename(columns={"group": HALF})
+    folds = folds[folds["group"].isin(FOLDS)].rename(columns={"group": FOLD})
+    found = _areas(pd.concat([_of_all(every, len(queries)), folds]), every["metric"].iloc[0])
+    if read_folder(joined).gallery.label is not None:
+        ordered = Evaluation(("old", "new", *ORDER_METHODS), ORDERS, ("best",), metrics=("recommended",))
+        points = pd.read_parquet(_evaluate(joined, out, ordered, "orders") / "curves.parquet")
+        points = _of_all(points[points["order"] != "random"], len(queries))
+        found = pd.concat([found, _areas(points, points["metric"].iloc[0])])
     for name in ("old", "new"):
-        own = found[found["method"] == name].groupby(HALF)["auc"].first()
-        found[f"{name}_auc"] = found[HALF].map(own)
+        own = found[found["method"] == name].groupby(FOLD)["auc"].first()
+        found[f"{name}_auc"] = found[FOLD].map(own)
+    found["learned"] = ~found["method"].isin(_unlearned(results))
     return found.assign(**asdict(upgrade))
 
 
+def _unlearned(results: Path) -> list[str]:
+    """Methods that are worse than rank merge on validation items; [] if there are too few to tell."""
+    path = results / "checks.parquet"
+    checks = pd.read_parquet(path) if path.exists() else pd.DataFrame({"method": [], "is_worse": []})
+    return checks.loc[checks["is_worse"].astype(bool), "method"].to_list()
+
+
+def _evaluate(joined: Path, out: Path, how: Evaluation, results: str) -> Path:
+    context = Context(out, command="make atlas", overwrite=True)
+    return evaluate_folder(joined, how, FitSettings.of_folder(), context, results=results)
+
+
+def _of_all(points: pd.DataFrame, queries: int) -> pd.DataFrame:
+    own = points.assign(queries=queries)
+    own[FOLD] = ALL
+    return own
+
+
+def _areas(points: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """One row for each curve in a metric."""
+    keys = ["metric", "method", "order", "merge", FOLD, "queries"]
+    rows = []
+    for key, own in points[points["metric"] == metric].sort_values("t").groupby(keys, sort=False):
+        values = own["value"].to_numpy()
+        # The offline upgrade serves the old model until the last moment, so that no line leads there.
+        auc = values[0] if key[1] == "offline" else np.trapezoid(values, own["t"].to_numpy())
+        row = {"start": values[0], "end": values[-1], "auc": auc, "curve": values if key[4] == ALL else None}
+        rows.append(dict(zip(keys, key, strict=True)) | row)
+    return pd.DataFrame(rows)
+
+
 def forecast(upgrade: Upgrade, joined: Path, out: Path) -> pd.DataFrame:
-    """Forecast the same upgrade from a sample; returns rows with the columns of ``Upgrade``, half, method, merge, auc.
+    """Forecast the same upgrade from a sample; returns rows with the columns of ``Upgrade``, fold, method, merge, auc.
 
     out: folder of the comparison, where the sample and the result are kept.
     """
@@ -110,4 +144,4 @@ def forecast(upgrade: Upgrade, joined: Path, out: Path) -> pd.DataFrame:
         rows = dict(zip(found.summary["method"], found.summary["auc"], strict=True))
         rows |= {"offline": found.manifest["old"]["mAP@100"]}
         write_parquet(kept, pa.table({"method": list(rows), "auc": list(rows.values())}))
-    return pd.read_parquet(kept).assign(**asdict(upgrade), **{HALF: FORECAST, "merge": "raw"})
+    return pd.read_parquet(kept).assign(**asdict(upgrade), **{FOLD: FORECAST, "order": "random", "merge": "raw"})

@@ -28,8 +28,8 @@ from reproduction.atlas.models import AtlasModel
 
 # Column of the vectors in a folder of one model.
 _COLUMN = "new"
-# Column of the queries of an upgrade, and its values: what is chosen on one half is judged on the other.
-HALF, HALVES = "half", ("a", "b")
+# Column of the queries of an upgrade, and its values, drawn at random.
+FOLD, FOLDS = "fold", tuple("0123456789")
 # Columns that are not taken over from the items: their contents.
 _CONTENTS = ("text", "image", "offset", "bytes")
 
@@ -57,7 +57,9 @@ def join(to: Path, old: Path, new: Path) -> Path:
 
     old, new: folders of ``embed_collection`` of the same items.
     """
-    key = RunKey("joined", {}, {name: _mark(folder) for name, folder in (("old", old), ("new", new))})
+    key = RunKey(
+        "joined", {"folds": len(FOLDS)}, {name: _mark(folder) for name, folder in (("old", old), ("new", new))}
+    )
     if begin_stage(to, key, overwrite=True):
         return to
     for split in SPLITS:
@@ -66,8 +68,8 @@ def join(to: Path, old: Path, new: Path) -> Path:
             raise ValueError(f"{old} and {new} have embedded other items of the {split}")
         table = table.append_column("old", left[_COLUMN])
         if split == "queries":
-            drawn = np.random.default_rng(0).permutation(len(table)) % 2
-            table = table.append_column(HALF, pa.array(np.array(HALVES)[drawn]))
+            drawn = np.random.default_rng(0).permutation(len(table)) % len(FOLDS)
+            table = table.append_column(FOLD, pa.array(np.array(FOLDS)[drawn]))
         write_parquet(to / f"{split}.parquet", table)
     finish_stage(to, {})
     return to

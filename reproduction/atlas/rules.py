@@ -2,8 +2,7 @@
 
 A rule sees the curves of one half of an upgrade's queries, or those of other upgrades, and names a method and a merge.
 Its regret is the best AUC on the other half less the AUC of its choice there, in points; the mean over both directions.
-The best is known in hindsight only, and is high by chance, too: a rule that always chose the truly best method would
-have a small regret.
+The best is known in hindsight only, and is high by chance, too: the rule that sees all queries tells how much.
 """
 
 from collections.abc import Callable
@@ -13,8 +12,9 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from reproduction.atlas.comparison import FORECAST, LEAST, SHARE
-from reproduction.atlas.embeddings import HALF
+from ray_backfill.learn.methods import find_methods
+from reproduction.atlas.comparison import ALL, FORECAST, LEAST, METHODS, SHARE
+from reproduction.atlas.embeddings import FOLD, FOLDS
 from reproduction.atlas.models import family_of
 
 Choice = tuple[str, str]
@@ -22,90 +22,154 @@ Names = tuple[str, str, str]
 
 # Columns that name an upgrade, and what a rule chooses.
 UPGRADE, CHOICE = ["collection", "old", "new"], ["method", "merge"]
-# They embed items for every query, so they are another service; a rule cannot choose them, nor old and new.
-NOT_CHOSEN = ("old", "new", "cascade@100", "cascade_map@100")
+HALF, HALVES = "half", {"a": FOLDS[::2], "b": FOLDS[1::2]}
+# References. Cascades embed items for every query, so they are another service.
+NOT_CHOSEN = ("old", "new", "rho_alone", "cascade@100", "cascade_map@100")
+# They change the new embeddings by labels: a better model, however the gallery is merged.
+SUPERVISED = ("rm",)
 # What a rule sees of an upgrade without a forecast.
 _NOTHING = pd.Series(dtype=float)
 # Draws of the bootstrap.
 DRAWS = 2000
+# Of differences between rules.
+_LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a rule may use. AUCs by choice: of half of the queries, of the forecast, and of all queries.
+
+    others: regrets of all choices in other upgrades, a row for each of their halves. learned: methods that are not
+    worse than rank merge on validation items.
+    """
+
+    half: pd.Series
+    forecast: pd.Series
+    every: pd.Series
+    others: pd.DataFrame
+    learned: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule. choose: takes the AUCs that it sees, and the regrets of all choices in the other upgrades.
-
-    is_forecast: it sees those of the forecast, not those of half of the queries.
-    """
+    """A rule. choose: its choice; ("", "") if it has none."""
 
     name: str
     title: str
-    choose: Callable[[pd.Series, pd.DataFrame], Choice]
-    is_forecast: bool = False
+    choose: Callable[[Seen], Choice]
 
 
-def _always(method: str, merge: str) -> Callable[[pd.Series, pd.DataFrame], Choice]:
-    return lambda seen, others: (method, merge)
+def _always(method: str, merge: str) -> Callable[[Seen], Choice]:
+    return lambda seen: (method, merge)
 
 
-def _best_seen(seen: pd.Series, others: pd.DataFrame) -> Choice:
-    return cast("Choice", seen.idxmax()) if len(seen) else ("", "")
+def _best(aucs: pd.Series) -> Choice:
+    return cast("Choice", aucs.idxmax()) if len(aucs) else ("", "")
 
 
-def _best_elsewhere(seen: pd.Series, others: pd.DataFrame) -> Choice:
-    """The choice with the least mean regret in the other upgrades, of those that are possible here and were there.
-
-    ("", "") if there are no others.
-    """
-    known = others[[each for each in others.columns if each in seen.index]].dropna(axis=1)
+def _best_elsewhere(seen: Seen) -> Choice:
+    """The choice with the least mean regret in the other upgrades, of those that are possible here and were there."""
+    known = seen.others[[each for each in seen.others.columns if each in seen.half.index]].dropna(axis=1)
     return cast("Choice", known.mean().idxmin()) if known.size else ("", "")
+
+
+def _report(seen: Seen) -> Choice:
+    """What ``simulate`` compares by default, and recommends: no method that did not learn, and the chosen merge."""
+    own = {method.name for method in find_methods(METHODS) if method.is_recommended} & seen.learned
+    merges = {method: "raw" if method == "offline" else "best" for method in own}
+    return _best(seen.half[[merges.get(method) == merge for method, merge in seen.half.index]])
 
 
 RULES = (
     Rule("switch", "switch at the end", _always("offline", "raw")),
     Rule("rank_merge", "rank merge", _always("rm_naive", "raw")),
-    Rule("rank_merge_best", "rank merge with the best merge", _always("rm_naive", "best")),
+    Rule("rank_merge_best", "rank merge, best merge", _always("rm_naive", "best")),
     Rule("ridge", "ridge", _always("ridge_gallery", "raw")),
-    Rule("ridge_best", "ridge with the best merge", _always("ridge_gallery", "best")),
+    Rule("ridge_best", "ridge, best merge", _always("ridge_gallery", "best")),
+    Rule("fct_best", "FCT, best merge", _always("fct", "best")),
     Rule("elsewhere", "what was best in the other upgrades", _best_elsewhere),
-    Rule("seen", "what is best in the comparison", _best_seen),
     Rule(
-        "forecast",
-        f"what is best in the forecast from {100 * SHARE:.0f} % of the items, at least {LEAST}",
-        _best_seen,
-        is_forecast=True,
+        "forecast", f"the forecast from {100 * SHARE:.0f} %, at least {LEAST} items", lambda seen: _best(seen.forecast)
     ),
+    Rule("report", "the report's recommendation", _report),
+    Rule("seen", "the best of all methods and merges", lambda seen: _best(seen.half)),
+    Rule("hindsight", "the same, seeing all queries", lambda seen: _best(seen.every)),
 )
 
 
-def auc_table(curves: pd.DataFrame) -> pd.DataFrame:
-    """Rows: (collection, old, new, half); columns: (method, merge); AUC, NaN where a method was left out."""
-    own = curves[~curves["method"].isin(NOT_CHOSEN) & ~curves[HALF].isin(["", FORECAST])]
-    return own.pivot_table(index=[*UPGRADE, HALF], columns=CHOICE, values="auc", aggfunc="first")
+def auc_table(curves: pd.DataFrame, with_supervised: bool = False) -> pd.DataFrame:
+    """Rows: (collection, old, new, fold), "" for all; columns: (method, merge); AUC, NaN for a method left out."""
+    left_out = (*NOT_CHOSEN, *(() if with_supervised else SUPERVISED))
+    own = curves[~curves["method"].isin(left_out) & (curves["order"] == "random") & (curves[FOLD] != FORECAST)]
+    return own.pivot_table(index=[*UPGRADE, FOLD], columns=CHOICE, values="auc", aggfunc="first")
 
 
-def regrets(curves: pd.DataFrame, may_teach: Callable[[Names, Names], bool]) -> pd.DataFrame:
-    """One row for each upgrade, rule and half that is judged: method, merge, regret, and the worst choice's regret.
+def halves(curves: pd.DataFrame, with_supervised: bool = False) -> pd.DataFrame:
+    """As ``auc_table``, with half instead of fold: means of the folds by numbers of queries."""
+    table = auc_table(curves, with_supervised)
+    queries = curves.drop_duplicates([*UPGRADE, FOLD]).set_index([*UPGRADE, FOLD])["queries"]
+    parts = {}
+    for half, folds in HALVES.items():
+        own = table[table.index.get_level_values(FOLD).isin(folds)]
+        weights = queries.reindex(own.index)
+        sums = own.mul(weights, axis=0).groupby(UPGRADE, sort=False).sum(min_count=1)
+        parts[half] = sums.div(weights.groupby(UPGRADE, sort=False).sum(), axis=0)
+    return pd.concat(parts, names=[HALF]).reorder_levels([*UPGRADE, HALF])
+
+
+def regrets(
+    curves: pd.DataFrame, may_teach: Callable[[Names, Names], bool], with_supervised: bool = False
+) -> pd.DataFrame:
+    """One row for each upgrade, rule and half that is judged: method, merge, regret.
 
     curves: of all upgrades. may_teach: whether what is known of the second upgrade may be used for the first one.
     """
-    table = auc_table(curves)
+    table, every = halves(curves, with_supervised), auc_table(curves, with_supervised).xs(ALL, level=FOLD)
     lost = 100 * table.rsub(table.max(axis=1), axis=0)
-    own = curves[(curves[HALF] == FORECAST) & ~curves["method"].isin(NOT_CHOSEN)]
+    own = curves[(curves[FOLD] == FORECAST) & ~curves["method"].isin(NOT_CHOSEN)]
     forecasts = {cast("Names", key): each.set_index(CHOICE)["auc"] for key, each in own.groupby(UPGRADE)}
+    whole = curves[(curves[FOLD] == ALL) & curves["learned"].fillna(False).astype(bool)]
+    learned = {cast("Names", key): frozenset(each["method"]) for key, each in whole.groupby(UPGRADE)}
     rows: list[dict[str, Any]] = []
     for upgrade in dict.fromkeys(key[:3] for key in table.index):
         others = lost[[may_teach(upgrade, key[:3]) for key in table.index]]
         for sees, judged in (("a", "b"), ("b", "a")):
-            seen = cast("pd.Series", table.loc[(*upgrade, sees)]).dropna()
+            seen = Seen(
+                cast("pd.Series", table.loc[(*upgrade, sees)]).dropna(),
+                forecasts.get(upgrade, _NOTHING),
+                cast("pd.Series", every.loc[upgrade]).dropna(),
+                others,
+                learned.get(upgrade, frozenset()),
+            )
             loss = cast("pd.Series", lost.loc[(*upgrade, judged)]).dropna()
             for rule in RULES:
-                choice = rule.choose(forecasts.get(upgrade, _NOTHING) if rule.is_forecast else seen, others)
+                choice = rule.choose(seen)
                 if choice in loss.index:
                     names = dict(zip((*UPGRADE, *CHOICE), (*upgrade, *choice), strict=True))
-                    rows.append(
-                        names | {"rule": rule.name, HALF: judged, "regret": loss[choice], "worst": float(loss.max())}
-                    )
+                    rows.append(names | {"rule": rule.name, HALF: judged, "regret": loss[choice]})
     return pd.DataFrame(rows)
+
+
+def decided(curves: pd.DataFrame, found: pd.DataFrame, with_supervised: bool = False) -> set[Names]:
+    """The upgrades in which the best and the worst rule differ: by a t-test over the folds, for all pairs of rules.
+
+    found: of ``regrets``, with the same choices.
+    """
+    from scipy.stats import t
+
+    table = auc_table(curves, with_supervised)
+    aucs = table.melt(ignore_index=False, value_name="auc").reset_index()
+    aucs[HALF] = aucs[FOLD].map({fold: half for half, folds in HALVES.items() for fold in folds})
+    judged = found.merge(aucs, on=[*UPGRADE, *CHOICE, HALF])
+    limit = t.ppf(1 - _LEVEL / (len(RULES) * (len(RULES) - 1)), len(FOLDS) - 1)
+    upgrades = set()
+    for names, own in judged.groupby(UPGRADE):
+        values = own.pivot_table(index=FOLD, columns="rule", values="auc").dropna(axis=1)
+        means = values.mean().sort_values()
+        apart = values[means.index[-1]] - values[means.index[0]]
+        if apart.mean() > limit * apart.std() / np.sqrt(len(apart)):
+            upgrades.add(cast("Names", names))
+    return upgrades
 
 
 def other_collection(one: Names, other: Names) -> bool:

@@ -16,13 +16,14 @@ from scipy.stats import ConstantInputWarning
 from ray_backfill.data.folder import read_folder
 from ray_backfill.encode.encoder import TEXT
 from ray_backfill.encode.items import ItemSources
+from reproduction.atlas import comparison
 from reproduction.atlas.collections import COLLECTIONS, Collection
-from reproduction.atlas.comparison import METHODS, PAIRS, Upgrade, compare, forecast
+from reproduction.atlas.comparison import METHODS, ORDERS, PAIRS, Upgrade, compare, forecast
 from reproduction.atlas.embeddings import embed_collection, join, map_gallery
 from reproduction.atlas.models import MODELS, AtlasModel, models_of
 from reproduction.atlas.page import PageFacts, write_page
 from reproduction.atlas.predictors import linear_cka, predictability
-from reproduction.atlas.rules import mean_regrets, other_collection, other_models, regrets
+from reproduction.atlas.rules import decided, halves, mean_regrets, other_collection, other_models, regrets
 from tests.encode import _models
 
 ANIMALS = ["cat", "dog", "bird", "fish", "horse", "cow"]
@@ -47,7 +48,8 @@ def _model(name: str, call: Any) -> AtlasModel:
     return AtlasModel(name, TEXT, name, lambda items: model_of(call, TEXT), name)
 
 
-def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path) -> None:
+def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "ORDER_METHODS", ("rm_naive", "ridge_gallery"))  # FCT would be trained on Ray
     collection = Collection("animals", TEXT, _prepare, "animals")
     models = {"small": _model("small", _models.old), "large": _model("large", _models.New())}
     folders = embed_collection(collection, models, tmp_path, tmp_path / "out")
@@ -63,18 +65,23 @@ def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path) -> None:
     np.testing.assert_array_equal(folder.gallery.old, _models.old(kept))
     np.testing.assert_array_equal(folder.gallery.new, _models.New()(kept, "document"))
     found = compare(Upgrade("animals", "small", "large"), joined, tmp_path / "run", ("offline", "ridge_gallery"))
-    raw = found[(found["merge"] == "raw") & (found["method"] == "ridge_gallery")].set_index("half")
-    assert raw["queries"].to_dict() == {"": 59, "a": 30, "b": 29}
-    auc = raw["auc"].to_dict()
-    assert auc[""] == pytest.approx((30 * auc["a"] + 29 * auc["b"]) / 59)
-    old, new = (found[found["method"] == name].set_index("half")["auc"] for name in ("old", "new"))
+    random = found[found["order"] == "random"]
+    raw = random[(random["merge"] == "raw") & (random["method"] == "ridge_gallery")].set_index("fold")
+    folds = raw.loc[list("0123456789")]
+    assert raw["queries"].to_dict() == {"": 59} | {fold: 6 - (fold == "9") for fold in "0123456789"}
+    assert raw.loc["", "auc"] == pytest.approx(np.average(folds["auc"], weights=folds["queries"]))
+    old, new = (random[random["method"] == name].set_index("fold")["auc"] for name in ("old", "new"))
     assert raw["old_auc"].to_dict() == old.to_dict()
     assert raw["new_auc"].to_dict() == new.to_dict()
-    offline = found[(found["method"] == "offline") & (found["half"] == "")].iloc[0]
+    offline = random[(random["method"] == "offline") & (random["fold"] == "")].iloc[0]
     assert offline["auc"] == offline["old_auc"]
     curves = pd.read_parquet(tmp_path / "run" / "results" / "summary.parquet")
     own = curves[(curves["method"] == "ridge_gallery") & (curves["merge"] == "raw")].iloc[0]
-    assert own["auc"] == pytest.approx(auc[""])
+    assert own["auc"] == pytest.approx(raw.loc["", "auc"])
+    assert np.trapezoid(raw["curve"].to_dict()[""], dx=0.1) == pytest.approx(own["auc"])
+    ordered = found[found["order"] != "random"]
+    assert set(ordered["order"]) == set(ORDERS) - {"random"}
+    assert {"rm_naive", "ridge_gallery"} <= set(ordered["method"])
     foretold = forecast(Upgrade("animals", "small", "large"), joined, tmp_path / "run")
     assert {"offline", "ridge_gallery"} < set(foretold["method"])
     assert foretold["auc"].between(0, 1).all()
@@ -134,31 +141,40 @@ def test_classical_features_of_simple_images(tmp_path: Path) -> None:
     assert (np.delete(of_cells[1], (4, 5), axis=-1) < 1e-4).all()
 
 
-def _curves(aucs: dict[tuple[str, str, str], dict[str, dict[str, float]]]) -> pd.DataFrame:
-    """aucs: (collection, old, new) -> half -> method -> AUC, with the raw merge."""
+def _curves(aucs: dict[tuple[str, str, str], dict[str, dict[str, float]]], queries: int = 10) -> pd.DataFrame:
+    """aucs: (collection, old, new) -> half, or "" for all queries -> method -> AUC, with the raw merge."""
+    folds = {"a": list("02468"), "b": list("13579")}
     return pd.DataFrame(
-        {"collection": c, "old": o, "new": n, "half": half, "method": method, "merge": "raw", "auc": auc}
-        for (c, o, n), halves in aucs.items()
-        for half, methods in halves.items()
+        {
+            "collection": c, "old": o, "new": n, "fold": fold, "method": method, "order": "random", "merge": "raw",
+            "auc": auc, "queries": queries, "learned": True, "curve": np.linspace(auc, auc, 11),
+        }
+        for (c, o, n), parts in aucs.items()
+        for part, methods in parts.items()
+        for fold in folds.get(part, [part])
         for method, auc in methods.items()
-    )
+    )  # fmt: skip
 
 
 ONE, TWO, THREE = ("c", "x", "y"), ("d", "x", "y"), ("d", "x", "z")
+_HALVES = {
+    ONE: {
+        "a": {"offline": 0.50, "rm_naive": 0.52, "ridge_gallery": 0.56, "cascade@100": 0.9, "rm": 0.9},
+        "b": {"offline": 0.51, "rm_naive": 0.58, "ridge_gallery": 0.55, "cascade@100": 0.9, "rm": 0.9},
+    },
+    TWO: {
+        "a": {"offline": 0.30, "rm_naive": 0.40, "ridge_gallery": 0.35},
+        "b": {"offline": 0.30, "rm_naive": 0.40, "ridge_gallery": 0.36},
+    },
+    THREE: {
+        "a": {"offline": 0.60, "ridge_gallery": 0.50},
+        "b": {"offline": 0.60, "ridge_gallery": 0.50},
+    },
+}
 BY_HAND = _curves(
     {
-        ONE: {
-            "a": {"offline": 0.50, "rm_naive": 0.52, "ridge_gallery": 0.56, "cascade@100": 0.9},
-            "b": {"offline": 0.51, "rm_naive": 0.58, "ridge_gallery": 0.55, "cascade@100": 0.9},
-        },
-        TWO: {
-            "a": {"offline": 0.30, "rm_naive": 0.40, "ridge_gallery": 0.35},
-            "b": {"offline": 0.30, "rm_naive": 0.40, "ridge_gallery": 0.36},
-        },
-        THREE: {
-            "a": {"offline": 0.60, "ridge_gallery": 0.50},
-            "b": {"offline": 0.60, "ridge_gallery": 0.50},
-        },
+        key: own | {"": {name: (own["a"][name] + own["b"][name]) / 2 for name in own["a"]}}
+        for key, own in _HALVES.items()
     }
 )
 
@@ -177,8 +193,18 @@ def test_regrets_by_hand() -> None:
     assert found["d", "y", "elsewhere", "a"] == pytest.approx(5)
     assert found["d", "z", "elsewhere", "a"] == pytest.approx(10)
     assert ("d", "z", "rank_merge", "a") not in found.index
+    assert found["c", "y", "hindsight", "b"] == pytest.approx(3), "on all queries ridge has 55.5, rank merge 55"
     foretold = pd.DataFrame(
-        {"collection": "c", "old": "x", "new": "y", "half": "forecast", "method": method, "merge": "raw", "auc": auc}
+        {
+            "collection": "c",
+            "old": "x",
+            "new": "y",
+            "fold": "forecast",
+            "order": "random",
+            "method": method,
+            "merge": "raw",
+            "auc": auc,
+        }
         for method, auc in (("offline", 0.7), ("rm_naive", 0.6), ("new", 0.9))
     )
     both = regrets(pd.concat([BY_HAND, foretold]), other_collection)
@@ -186,6 +212,41 @@ def test_regrets_by_hand() -> None:
     assert found["c", "y", "forecast", "b"] == pytest.approx(7), "it says to switch"
     assert found["c", "y", "seen", "b"] == pytest.approx(3), "as before"
     assert ("d", "y", "forecast", "a") not in found.index, "there is none"
+    best = BY_HAND.assign(merge=BY_HAND["merge"].where(BY_HAND["method"] == "offline", "best"))
+    unlearned = best.assign(learned=best["method"] != "ridge_gallery")
+    for curves, regret in ((best, 3), (unlearned, 0)):
+        found = regrets(curves, other_collection).set_index(["collection", "new", "rule", "half"])["regret"]
+        assert found["c", "y", "report", "b"] == pytest.approx(regret), "it recommends nothing that did not learn"
+    with_rm = regrets(BY_HAND, other_collection, with_supervised=True)
+    found = with_rm.set_index(["collection", "new", "rule", "half"])["regret"]
+    assert found["c", "y", "seen", "b"] == 0
+    assert found["c", "y", "ridge", "b"] == pytest.approx(35)
+
+
+def test_halves_weigh_their_folds_by_queries() -> None:
+    aucs = np.arange(10) / 10
+    curves = _curves({ONE: {str(fold): {"offline": auc} for fold, auc in enumerate(aucs)}})
+    curves["queries"] = [10, 10, 10, 10, 10, 10, 10, 10, 30, 10]
+    found = halves(curves)["offline", "raw"]
+    assert found[*ONE, "a"] == pytest.approx((0 + 0.2 + 0.4 + 0.6 + 3 * 0.8) / 7)
+    assert found[*ONE, "b"] == pytest.approx(0.5)
+
+
+def test_rules_differ_where_all_folds_say_so() -> None:
+    rng = np.random.default_rng(0)
+    noise = {name: rng.normal(0, 0.01, 10) for name in ("offline", "rm_naive")}
+    for apart, is_decided in ((0.1, True), (0.0, False)):
+        curves = _curves(
+            {
+                ONE: {
+                    str(fold): {name: 0.3 + apart * (name == "rm_naive") + own[fold] for name, own in noise.items()}
+                    for fold in range(10)
+                }
+                | {"": {"offline": 0.3, "rm_naive": 0.3 + apart}}
+            }
+        )
+        found = regrets(curves, other_collection)
+        assert decided(curves, found) == ({ONE} if is_decided else set())
 
 
 def test_other_models_are_those_of_other_families() -> None:
@@ -219,26 +280,31 @@ def test_the_page_counts_what_is_independent(tmp_path: Path) -> None:
     curves = _curves(
         {
             names: {
-                half: {method: old + gain * (new - old) for method, gain in methods.items()} for half in ("", "a", "b")
+                part: {method: old + gain * (new - old) for method, gain in methods.items()} for part in ("", "a", "b")
             }
             for names, (old, new) in aucs.items()
         }
     )
     both = [aucs[key] for key in zip(curves["collection"], curves["old"], curves["new"], strict=True)]
     curves = curves.assign(old_auc=[old for old, _ in both], new_auc=[new for _, new in both], metric="nDCG@10")
+    curves = curves.assign(cka=0.5, old_low=-0.1, old_high=0.4, new_low=0.0, new_high=0.6, overlap=0.8)
     write_page(tmp_path / "atlas.md", curves, PageFacts("make atlas", "two cores", "today", "**Found.**\n"))
     page = (tmp_path / "atlas.md").read_text(encoding="utf-8")
     assert "collection: cranfield, nfcorpus." in page
     assert "4 upgrades have\n2 independent pairs of models, and 3 independent pairs of models and collections" in page
-    assert "| cranfield | lsa | wordllama-256 | nDCG@10 | 10.0 | 30.0 | 40 | - | 75 | - | - |" in page
+    assert "| cranfield | lsa | wordllama-256 | nDCG@10 | 10.0 | 30.0 | 0.50 | 40 | - | 75 | - | - | - |" in page
     # Rank merge loses (0.75 - 0.40) x the upgrade: 3.5, 7 and 1.4 points. The last upgrade is harmful: not to have it
     # is best, and rank merge loses 0.4 of its 2 points, ridge 0.75.
     assert re.search(r"\| rank merge \| 3\.1[78] \[", page)
     assert re.search(r"\| ridge \| 0\.3[78] \[", page)
-    assert "| nfcorpus | wordllama-128 | wordllama-256 | nDCG@10 | 36.0 | 34.0 | - | - | - | - | - |" in page
+    assert "| nfcorpus | wordllama-128 | wordllama-256 | nDCG@10 | 36.0 | 34.0 | 0.50 | - | - | - | - | - | - |" in page
     assert "free for academic use" in page
     assert "Not measured: it takes ten upgrades" in page
     assert "EfficientNet" not in page, "it was not used"
+    # The regret of rank merge by collection, as above: (3.5 + 7) / 2 and (1.4 + 0.8) / 2. Where the new model is better,
+    # it is never below the old one.
+    assert re.search(r"\| `rm_naive` \| raw \| 3\.2 \| 5\.[23] \| 1\.1 \| 7\.0 \| 0 % \|", page)
+    assert (tmp_path / "atlas.png").stat().st_size > 10_000
 
 
 def test_linear_cka() -> None:
@@ -260,22 +326,23 @@ def test_what_is_foretold_is_tried_on_other_collections() -> None:
     cka, new = rng.uniform(0.1, 0.9, rows), rng.uniform(0.3, 0.6, rows)
     curves = pd.DataFrame(
         {
+            "order": "random",
             "collection": np.array(["c", "d", "e", "f"])[np.arange(rows) % 4], "old": "x",
-            "new": np.arange(rows).astype(str), "method": "ridge_gallery", "merge": "best", "half": "",
+            "new": np.arange(rows).astype(str), "method": "ridge_gallery", "merge": "best", "fold": "",
             "old_auc": 0.2, "new_auc": new, "auc": 0.2 + (new - 0.2) * (1 + 0.3 * np.log(cka)), "cka": cka,
             "old_dim": rng.integers(50, 500, rows), "new_dim": 256,
-            "items_per_dim": rng.uniform(1, 9, rows),
+            "items_per_dim": rng.uniform(1, 9, rows), "overlap": rng.uniform(0, 1, rows),
         }
     )  # fmt: skip
     with pytest.warns(ConstantInputWarning):
-        found = predictability(curves)
+        found = predictability(curves, "ridge_gallery", "best")
     explained, rank = (found[name].to_dict() for name in ("explained", "rank"))
     assert explained["linear CKA between the models"] == pytest.approx(1)
     assert rank["linear CKA between the models"] == pytest.approx(1)
     assert explained["dimensions of the old model"] < 0.1, "it has nothing to do with the gain"
     # All have the same: it predicts the mean of the other collections, which is what it is compared with.
     assert explained["dimensions of the new model"] == pytest.approx(0)
-    assert predictability(curves.head(9)).empty
+    assert predictability(curves.head(9), "ridge_gallery", "best").empty
 
 
 def test_a_newcomers_method_is_named_with_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
