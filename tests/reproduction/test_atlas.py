@@ -301,8 +301,8 @@ def test_the_page_counts_what_is_independent(tmp_path: Path) -> None:
     assert "free for academic use" in page
     assert "Not measured: it takes ten upgrades" in page
     assert "EfficientNet" not in page, "it was not used"
-    # The regret of rank merge by collection, as above: (3.5 + 7) / 2 and (1.4 + 0.8) / 2. Where the new model is better,
-    # it is never below the old one.
+    # The regret of rank merge by collection, as above: (3.5 + 7) / 2 and (1.4 + 0.8) / 2. Where the new model is
+    # better, it is never below the old one.
     assert re.search(r"\| `rm_naive` \| raw \| 3\.2 \| 5\.[23] \| 1\.1 \| 7\.0 \| 0 % \|", page)
     assert (tmp_path / "atlas.png").stat().st_size > 10_000
 
