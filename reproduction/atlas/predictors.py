@@ -30,15 +30,16 @@ _LEAST = 0.01
 
 
 def similarity(joined: Path) -> dict[str, float]:
-    """Dimensions; items for maps per old dimension, linear CKA (Kornblith et al. 2019, eq. 3) and cosines of them.
+    """Dimensions; items for maps per old dimension, their linear CKA (Kornblith et al. 2019, eq. 3); bands of cosines.
 
-    joined: folder of both models. Cosines: the middle 98 % of random pairs; their overlap: as a share of the shorter.
+    joined: folder of both models. Bands: the middle 98 % of random pairs of gallery items, which may be longer texts
+    than those for maps, and are then more alike; their overlap: as a share of the shorter one.
     """
-    train = read_folder(joined).train
-    assert train is not None
-    x, y = np.asarray(train.old, np.float32), np.asarray(train.new, np.float32)
+    folder = read_folder(joined)
+    assert folder.train is not None
+    x, y = np.asarray(folder.train.old, np.float32), np.asarray(folder.train.new, np.float32)
     dims = {"old_dim": x.shape[1], "new_dim": y.shape[1]}
-    old, new = band_of(x), band_of(y)
+    old, new = band_of(folder.gallery.old), band_of(folder.gallery.new)
     common = min(old.high, new.high) - max(old.low, new.low)
     bands = {"old_low": old.low, "old_high": old.high, "new_low": new.low, "new_high": new.high}
     overlap = max(0.0, common / min(old.high - old.low, new.high - new.low))
