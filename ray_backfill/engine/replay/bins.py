@@ -16,7 +16,9 @@ from ray_backfill.engine.replay.keys import distance_of
 from ray_backfill.engine.systems import IntArray
 
 # Smallest and largest size of a query's table, as powers of two: larger ones do not pay.
-_FEWEST_BITS, _MOST_BITS = 10, 15
+_FEWEST_BITS, _MOST_BITS = 12, 16
+# Entries that are written at a time.
+RUN = 32
 
 
 @dataclass(frozen=True)
@@ -24,34 +26,38 @@ class Bins:
     """The thresholds of one system.
 
     low, high: CSR (``ProductForm.bounds``), with an infinite entry after those of each query. starts: (b + 1,) of
-    these. table: (b, bins) the first threshold that a product of the bin v -> (v - origin) * step + 1 may be before.
+    these. origin, step: (b,) scale of a query's bins, v -> (v - origin) * step + 1. size: number of bins of a query.
     """
 
     low: NDArray[np.float32]
     high: NDArray[np.float32]
     starts: IntArray
-    table: NDArray[np.uint16] | NDArray[np.uint32]
     origin: NDArray[np.float32]
     step: NDArray[np.float32]
+    size: int
+
+    def empty_table(self) -> Array:
+        """Room for the table of one query."""
+        most = int(np.diff(self.starts).max())
+        return np.empty(self.size + RUN, np.uint16 if most < 1 << 15 else np.uint32)
 
 
 def n_bins(n_thresholds: int) -> int:
     """Choose the number of bins of a query: several for each threshold, so that few contain more than one."""
-    return 1 << int(np.clip(np.ceil(np.log2(2 * n_thresholds)), _FEWEST_BITS, _MOST_BITS))
+    return 1 << int(np.clip(np.ceil(np.log2(RUN * n_thresholds)), _FEWEST_BITS, _MOST_BITS))
 
 
 def make_bins(form: ProductForm, block: Block, union: Union) -> Bins:
-    """Build the bins of one system. Cost: O(b (bins + K))."""
-    most = int(np.diff(union.starts).max())
+    """Build the bins of one system. Cost: O(b K)."""
     starts = union.starts + np.arange(len(block) + 1)
     low, high = np.empty((2, starts[-1]), np.float32)
-    table = np.empty((len(block), n_bins(most)), np.uint16 if most < 1 << 16 else np.uint32)
-    bins = Bins(low, high, starts, table, np.empty(len(block), np.float32), np.empty(len(block), np.float32))
+    origin, step = np.empty((2, len(block)), np.float32)
+    size = n_bins(int(np.diff(union.starts).max()))
     closest = -np.inf if form.distance == "inner_product" else 0.0
     top = 3.0 if form.distance == "l2" else 1.0  # products are in [-1, top], up to their error
     _find_bounds(union.keys, union.starts, *form.bounds_of(block.queries), closest, top, low, high)
-    _fill_tables(low, high, starts, table, bins.origin, bins.step)
-    return bins
+    _find_scales(low, high, starts, size, origin, step)
+    return Bins(low, high, starts, origin, step, size)
 
 
 @kernel
@@ -77,22 +83,42 @@ def _find_bounds(
 
 
 @kernel
-def _fill_tables(low: Array, high: Array, starts: Array, table: Array, origin: Array, step: Array) -> None:
-    last_bin = table.shape[1] - 1
-    for q in range(len(starts) - 1):
-        first, n_thresholds, own = starts[q], starts[q + 1] - starts[q] - 1, table[q]
-        origin[q] = low[first]
-        # The thresholds use bins 1 .. last_bin - 1; the first one is for items before all of them.
-        step[q] = np.float32((last_bin - 2) / (np.float64(high[first + n_thresholds - 1]) - np.float64(low[first])))
-        # Count the thresholds that end in each bin: a product of a bin is after those of all earlier bins.
-        own[:] = 0
-        for k in range(n_thresholds):
-            own[np.uint32(bin_of(high[first + k], origin[q], step[q], last_bin))] += 1
-        before = 0
-        for at in range(len(own)):
-            ending = own[at]
-            own[at] = before
-            before += ending
+def _find_scales(low: Array, high: Array, starts: Array, size: int, origin: Array, step: Array) -> None:
+    """The thresholds use bins 1 .. size - 2; the first is for items before all of them, the last for those after."""
+    for q in range(len(origin)):
+        origin[q] = low[starts[q]]
+        step[q] = np.float32((size - 3) / (np.float64(high[starts[q + 1] - 2]) - np.float64(origin[q])))
+
+
+@kernel
+def fill_table(low: Array, high: Array, origin: float, step: float, table: Array) -> None:
+    """Write for each bin the first threshold that its products may be before; with the ``waste_bit`` if a threshold is
+    in the bin, so that its products are not all before the same ones.
+
+    low, high: of one query, (K + 1,). table: with room for a run after its bins.
+    """
+    last_bin, n, waste, filled = len(table) - RUN - 1, len(low) - 1, waste_bit(table), 0
+    begins, ends = np.empty(n + 1, np.int32), np.empty(n + 1, np.int32)
+    for k in range(n):
+        begins[k] = bin_of(low[k], origin, step, last_bin)
+        ends[k] = bin_of(high[k], origin, step, last_bin)
+    begins[n], ends[n] = last_bin + 1, last_bin
+    # A product of a bin is after the thresholds that end in earlier bins.
+    for k in range(n + 1):
+        end = int(ends[k])
+        while filled <= end:
+            for i in range(RUN):
+                table[np.uint64(filled + i)] = k
+            filled += RUN
+        filled = end + 1
+        for at in range(np.int64(begins[k]), end + 1):
+            table[np.uint64(at)] |= waste
+
+
+@kernel
+def waste_bit(table: Array) -> Any:
+    """The highest bit of an entry."""
+    return 1 << (8 * table.itemsize - 1)
 
 
 @kernel

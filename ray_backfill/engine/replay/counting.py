@@ -2,9 +2,9 @@
 
 The keys of a query's positives in both systems are its K thresholds. Each item falls into one of K + 1 places: the
 first threshold that it is closer than, or K if there is none. Counts by place and segment, in both systems, give every
-rank at every point (``before``). Positives and ignored items are left out. Most items are farther than all thresholds
-and count nowhere. The others' places are looked up in a table of bins; the few items whose place the error bound of the
-float32 product leaves undecided are placed by their exact keys.
+rank at every point (``before``). Positives and ignored items are left out. Places are looked up in a table of bins; for
+the few items of a bin that a threshold is in, they are found by comparison, and if the error bound of the float32
+product leaves them undecided, by the exact keys.
 
 Shapes: b queries, n items of a tile, K thresholds of a query (CSR), P right answers, O orders, S segments, T points.
 """
@@ -17,68 +17,54 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
-from ray_backfill.engine.distances.form import Products
+from ray_backfill.engine.distances.exact import as_float32, exact_pairs
+from ray_backfill.engine.distances.form import DISTANCES, Products
 from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings
-from ray_backfill.engine.replay.bins import bin_of, make_bins
+from ray_backfill.engine.replay.bins import RUN, bin_of, fill_table, make_bins, waste_bit
 from ray_backfill.engine.replay.block import Block, Thresholds, Union
 from ray_backfill.engine.replay.keys import key_of
 from ray_backfill.engine.systems import IntArray
-
-# Undecided pairs are placed when there are this many, so that calls of numpy cost little per pair.
-_MANY = 4096
-# Items of a query that are placed before they are counted.
-_WAITING = 2048
 
 
 class Counter:
     """Counts the items of all tiles by segment and place, without positives and ignored items.
 
-    first: gallery position of item 0. tile_items: largest number of items in a tile. hist: (O, CSR of (S, K + 1))
-    int32; the last place is not counted. starts: (b + 1,) start of each query's counts.
+    first: gallery position of item 0. hist: (O, CSR of (S, K + 1)) int32; the last place is not counted. starts:
+    (b + 1,) start of each query's counts.
     """
 
     def __init__(
         self, form: ProductForm, block: Block, union: Union, segments_ON: NDArray[np.uint16], n_segments: int,
-        first: int, tile_items: int,
+        first: int,
     ) -> None:  # fmt: skip
-        self.form, self.block, self.union, self.segments_ON, self.first = form, block, union, segments_ON, first
+        self.form, self.block, self.union, self.first = form, block, union, first
+        self.segments_ON = np.pad(segments_ON, ((0, 0), (0, 8)))  # items are counted by eight
         self.products = Products(form, block.queries)
         self.bins = make_bins(form, block, union)
+        self._table = self.bins.empty_table()
         self.starts = hist_starts(union, n_segments)
         self.hist = np.zeros((len(segments_ON), self.starts[-1]), np.int32)
         # The next positive and the next ignored item of each query, while tiles proceed.
         self._next = np.empty((2, len(block)), np.int64)
         _find_first(block.positives, block.positive_starts, first, self._next[0])
         _find_first(block.ignored, block.ignored_starts, first, self._next[1])
-        self._undecided = np.empty((3, len(block) * tile_items + _MANY), np.int32)
-        self._found = 0
-        # Placed items wait for being counted, because the counts of all queries together do not fit in a cache.
-        self._placed = np.empty((len(block), 2, max(_WAITING, tile_items)), np.uint32)
-        self._n_placed = np.zeros(len(block), np.uint32)
+        self._queries = as_float32(form.query[block.queries])
+        self._lengths = form.length_Q[block.queries]
 
     def add(self, first: int, last: int) -> None:
         """Count the items first .. last - 1; tiles are added in ascending order."""
-        bins, block = self.bins, self.block
-        self._found = place_tile(
-            *self.products.tile(first, last), bins.low, bins.high, bins.starts, bins.table, bins.origin, bins.step,
+        bins, block, form = self.bins, self.block, self.form
+        place_tile(
+            *self.products.tile(first, last), bins.low, bins.high, bins.starts, self._table, bins.origin, bins.step,
             block.positives, block.positive_starts, block.ignored, block.ignored_starts, self._next, self.first,
-            first, self.segments_ON, self.hist, self.starts, self._placed, self._n_placed, self._undecided, self._found,
+            first, self.segments_ON, self.hist, self.starts, self.union.keys, self.union.starts, self._queries,
+            as_float32(form.gallery[first:last]), self._lengths, form.length_N[first:last],
+            DISTANCES.index(form.distance),
         )  # fmt: skip
-        if self._found >= _MANY:
-            self._place_undecided()
 
     def finish(self) -> NDArray[np.int32]:
         """Return all counts."""
-        self._place_undecided()
-        _count_all(self._placed, self._n_placed, self.segments_ON, self.hist, self.starts, self.bins.starts)
         return self.hist
-
-    def _place_undecided(self) -> None:
-        rows, items, places = self._undecided[:, : self._found].astype(np.int64)
-        place_exactly(
-            self.form, self.block, self.union, self.first, rows, items, places, self.segments_ON, self.hist, self.starts
-        )
-        self._found = 0
 
 
 def place_exactly(
@@ -102,93 +88,107 @@ def _find_first(positions: Array, starts: Array, first: int, found: Array) -> No
 
 
 @kernel
-def _leave_out(positions: Array, at: int, end: int, first: int, n: int, is_near: Array) -> Any:
-    """Clear the flags of the listed items of a tile. Return the index of the first position after the tile."""
+def _leave_out(positions: Array, at: int, end: int, first: int, n: int, bins: Array, far: int) -> Any:
+    """Put the listed items of a tile into the bin of far items. Return the index of the first position after it."""
     while at < end and positions[at] < first + n:
-        is_near[positions[at] - first] = 0
+        bins[positions[at] - first] = far
         at += 1
     return at
 
 
 @kernel
-def _list_flagged(flags: Array, flags_4: Array, groups: Array, flagged: Array) -> Any:
-    """Write the indices of the set flags into ``flagged``; return their number. flags_4: the same bytes as uint32.
+def _list_near(bins: Array, far: int, is_near: Array, groups: Array) -> Any:
+    """List the groups of eight items of which one is not far, by their first items; return their number.
 
-    Every index is written, and the next one overwrites it if its flag is not set: there is no branch to mispredict.
-    First find groups of four with a set flag, because most have none.
+    Here and below, every index is written, and the next one overwrites it if it does not count: there is no branch to
+    mispredict. Of separate classes, most groups are far.
     """
-    n_groups, n = np.uint32(0), np.uint32(0)
-    for g in range(len(flags_4)):
-        groups[n_groups] = g
-        n_groups += np.uint32(flags_4[g] != 0)
+    for j in range(len(bins)):
+        is_near[j] = bins[j] != far
+    found = np.uint64(0)
+    words = is_near.view(np.uint64)
+    for g in range(len(words)):
+        groups[found] = 8 * g
+        found += np.uint64(words[np.uint64(g)] != np.uint64(0))
+    return found
+
+
+@kernel
+def _look_up(
+    table: Array, bins: Array, waste: int, groups: Array, n_groups: int, places: Array, mixed: Array, listed: Array
+) -> Any:
+    """Read the place of each item's bin. List the items of bins that a threshold is in; return their number."""
+    n_mixed, found, bit, eight = np.uint64(0), np.uint64(0), np.uint32(waste), np.uint64(8)
     for i in range(n_groups):
-        first = np.uint32(4) * groups[i]
-        for j in range(np.uint32(4)):
-            flagged[n] = first + np.uint32(j)
-            n += np.uint32(flags[first + np.uint32(j)])
-    return n
+        first, every = np.uint64(groups[np.uint64(i)]), np.uint32(0)
+        for u in range(eight):
+            place = np.uint32(table[np.uint64(bins[first + np.uint64(u)])])
+            places[first + np.uint64(u)] = place
+            every |= place
+        mixed[n_mixed] = first
+        n_mixed += np.uint64((every & bit) != np.uint32(0))
+    for i in range(n_mixed):
+        first = np.uint64(mixed[np.uint64(i)])
+        for u in range(eight):
+            listed[found] = first + np.uint64(u)
+            found += np.uint64((np.uint32(places[first + np.uint64(u)]) & bit) != np.uint32(0))
+    return found
+
+
+@kernel
+def _count(groups: Array, n_groups: int, places: Array, segments: Array, width: int, counts: Array) -> None:
+    w, eight = np.uint32(width), np.uint64(8)
+    for i in range(n_groups):
+        first = np.uint64(groups[np.uint64(i)])
+        for u in range(eight):
+            j = first + np.uint64(u)
+            counts[np.uint64(np.uint32(segments[j]) * w + np.uint32(places[j]))] += np.int32(1)
 
 
 @kernel
 def place_tile(
     products: Array, factor: Array, offset: Array, low: Array, high: Array, starts: Array, table: Array, origin: Array,
     step: Array, positives: Array, positive_starts: Array, ignored: Array, ignored_starts: Array, following: Array,
-    shard_first: int, first: int, segments_ON: Array, hist: Array, hist_starts: Array, placed: Array, n_placed_Q: Array,
-    undecided: Array, found: int,
-) -> int:  # fmt: skip
-    """Place the items of a tile; append the (row, item, place) of undecided pairs to ``undecided``.
-
-    Return the number of pairs in ``undecided``, (3, room) int32. For the other arguments, see ``Counter`` and ``Bins``.
-    """
-    n, last_bin = products.shape[1], table.shape[1] - 1
-    v, is_near, near = np.empty(n, np.float32), np.zeros((n + 3) // 4 * 4, np.uint8), np.empty(n + 4, np.uint32)
-    is_near_4, groups = is_near.view(np.uint32), np.empty(len(is_near) // 4 + 1, np.uint32)
+    shard_first: int, first: int, segments_ON: Array, hist: Array, hist_starts: Array, keys: Array, key_starts: Array,
+    queries: Array, items: Array, length_Q: Array, length_N: Array, kind: int,
+) -> None:  # fmt: skip
+    """Count the items of a tile. queries: (b, d). items: (n, d). The others: ``Counter``, ``Bins`` and ``Union``."""
+    n, far, waste = products.shape[1], len(table) - RUN - 1, waste_bit(table)
+    n_8 = (n + 7) // 8 * 8
+    v, bins, places = np.empty(n, np.float32), np.empty(n_8, np.int32), np.empty(n_8, table.dtype)
+    is_near, groups, mixed = np.empty(n_8, np.uint8), np.empty(n_8 // 8 + 1, np.uint32), np.empty(n // 8 + 2, np.uint32)
+    listed, of_query = np.empty((2, n_8 + 1), np.uint32)
     position = shard_first + first  # of the tile's first item
+    bins[n:] = far
     for q in range(len(products)):
-        row, own_table = products[q], table[q]
-        width = starts[q + 1] - starts[q]
+        row, own_origin, own_step, width = products[q], origin[q], step[q], starts[q + 1] - starts[q]
         own_low, own_high = low[starts[q] : starts[q + 1]], high[starts[q] : starts[q + 1]]
-        farthest = own_high[width - 2]
+        fill_table(own_low, own_high, own_origin, own_step, table)
         for j in range(n):
             v[j] = row[j] * factor[j] + offset[j]
-            is_near[j] = v[j] <= farthest
-        following[0, q] = _leave_out(positives, following[0, q], positive_starts[q + 1], position, n, is_near)
-        following[1, q] = _leave_out(ignored, following[1, q], ignored_starts[q + 1], position, n, is_near)
-        n_near = _list_flagged(is_near, is_near_4, groups, near)
-        if n_placed_Q[q] + n_near > placed.shape[2]:
-            _count_placed(placed[q], n_placed_Q[q], segments_ON, hist, hist_starts[q], width)
-            n_placed_Q[q] = 0
-        own_placed, n_placed = placed[q], n_placed_Q[q]
-        for i in range(n_near):
-            j = near[i]
-            place = np.uint32(own_table[np.uint32(bin_of(v[j], origin[q], step[q], last_bin))])
-            while own_high[place] < v[j]:
+            bins[j] = bin_of(v[j], own_origin, own_step, far)
+        following[0, q] = _leave_out(positives, following[0, q], positive_starts[q + 1], position, n, bins, far)
+        following[1, q] = _leave_out(ignored, following[1, q], ignored_starts[q + 1], position, n, bins, far)
+        n_groups = _list_near(bins, far, is_near, groups)
+        n_listed, n_unsure = _look_up(table, bins, waste, groups, n_groups, places, mixed, listed), 0
+        for i in range(n_listed):
+            item = np.uint64(listed[i])
+            place = np.uint32(places[item]) & np.uint32(waste - 1)
+            while own_high[place] < v[item]:
                 place += np.uint32(1)
-            if v[j] >= own_low[place]:
-                undecided[0, found], undecided[1, found], undecided[2, found] = q, first + j, place
-                found += 1
-                continue
-            own_placed[0, n_placed], own_placed[1, n_placed] = first + j, place
-            n_placed += np.uint32(1)
-        n_placed_Q[q] = n_placed
-    return found
-
-
-@kernel
-def _count_placed(placed: Array, n_placed: int, segments_ON: Array, hist: Array, hist_start: int, width: int) -> None:
-    """placed: (2, room) items and places of a query."""
-    for o in range(len(segments_ON)):
-        segments, counts = segments_ON[o], hist[o, hist_start:]
-        for i in range(n_placed):
-            counts[np.uint64(segments[placed[0, i]] * width + placed[1, i])] += np.int32(1)
-
-
-@kernel
-def _count_all(
-    placed: Array, n_placed_Q: Array, segments_ON: Array, hist: Array, hist_starts: Array, starts: Array
-) -> None:
-    for q in range(len(n_placed_Q)):
-        _count_placed(placed[q], n_placed_Q[q], segments_ON, hist, hist_starts[q], starts[q + 1] - starts[q])
+            places[item], listed[n_unsure] = place, item
+            n_unsure += v[item] >= own_low[place]
+        of_query[:n_unsure], of_item, exact = q, listed[:n_unsure], v[:n_unsure]
+        own = of_query[:n_unsure]
+        exact_pairs(queries, items, own, of_item, own, of_item, length_Q, length_N, kind, exact)
+        for i in range(n_unsure):
+            at = listed[i]
+            key, final = key_of(exact[i], position + at), places[at]
+            while final < width - 1 and keys[key_starts[q] + final] <= key:
+                final += 1
+            places[at] = final
+        for o in range(len(segments_ON)):
+            _count(groups, n_groups, places, segments_ON[o, first:], width, hist[o, hist_starts[q] :])
 
 
 @kernel

@@ -17,7 +17,6 @@ from ray_backfill.engine.merges import RAW, Merge, all_merges, check_merge, fit_
 from ray_backfill.engine.merges.csls import References
 from ray_backfill.engine.metrics import Metric, parse_metric
 from ray_backfill.engine.orders import GalleryColumns, check_order, find_order, make_order
-from ray_backfill.engine.replay.bins import n_bins
 from ray_backfill.engine.replay.block import first_item
 from ray_backfill.engine.replay.nearest import room
 from ray_backfill.engine.systems import GroundTruth, IntArray, Switch, UpgradePair, as_array
@@ -305,7 +304,7 @@ def split_queries(prepared: Prepared, truth: GroundTruth, threads: int) -> list[
             users = sum((pair.backward == index) + (pair.forward == index) for pair in prepared.pairs)
             # The positives' own distances are thresholds of every pair; the others differ from pair to pair.
             n_thresholds = (users + 1) * n_positives
-            bytes_Q += 4 * len(rows) * n_segments * (n_thresholds + 1) + 2 * n_bins(int(n_thresholds.max()))
+            bytes_Q += 4 * len(rows) * n_segments * (n_thresholds + 1) + 8 * n_thresholds
         bytes_Q += sum(8 * len(pair.rows) * prepared.points * n_positives for pair in prepared.pairs)
     else:
         deepest = prepared.nearest + int(np.diff(truth.ignored_starts).max())

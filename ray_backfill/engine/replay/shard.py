@@ -23,8 +23,10 @@ from ray_backfill.engine.replay.nearest import Candidates, Finder, ceilings_of_o
 from ray_backfill.engine.replay.prepare import Prepared, Scan, Searched
 from ray_backfill.engine.systems import IntArray, RetrievalSystem
 
-# Items per tile: the products with a block of queries should stay in the cache between multiplication and counting.
+# Items per tile of a search: the products with a block of queries should stay in the cache until they are compared.
 TILE_ITEMS = 512
+# Most items per tile of counting, where each query has a table and counts that are read again for each tile.
+COUNTED_ITEMS = 16_384
 
 # Row of each candidate, and its exact key.
 Found = tuple[IntArray, KeyArray]
@@ -68,11 +70,11 @@ class GalleryShard:
         self.from_the_end = {scan.rows: last_segment - own[scan.rows] for scan in prepared.scans if not scan.is_forward}
         self.is_cancelled = False
         self.forms = forms
-        self.tile_items, self.on_device = TILE_ITEMS, None
+        self.tile_items, self.counted_items, self.on_device = TILE_ITEMS, COUNTED_ITEMS, None
         if torch_device is not None:
             # Import torch only if a device is requested.
             self.on_device = import_module("ray_backfill.engine.device")
-            self.tile_items = self.on_device.TILE_ITEMS
+            self.tile_items = self.counted_items = self.on_device.TILE_ITEMS
             self.device_tiles = self.on_device.make_tiles(self.forms, torch_device)
 
     def positive_keys(self, block: Block) -> KeyArray:
@@ -120,7 +122,7 @@ class GalleryShard:
             form = self.forms[scan.searched]
             candidates = Candidates.empty(form, block.queries, needed, segments_ON, n_segments, ceilings)
             finder = self._finder(scan.searched, block)
-            for first, last in self._tiles(block, TILE_ITEMS):
+            for first, last in self._tiles(block, min(TILE_ITEMS, self.tile_items), self.tile_items):
                 candidates.add(finder.passing(first, last, candidates.gates))
             found[index] = candidates.finish()
         offset = np.uint64(self.first)
@@ -147,7 +149,7 @@ class GalleryShard:
         segments_ON, n_segments = self.segments_of[self.prepared.rows_of[system]], self.points - 1
         if self.on_device is None:
             form = self.forms[system]
-            return Counter(form, block, union, segments_ON, n_segments, self.first, self.tile_items)
+            return Counter(form, block, union, segments_ON, n_segments, self.first)
         return self.on_device.DeviceCounter(
             self.device_tiles[system], block, union, segments_ON, n_segments, self.first
         )
@@ -157,20 +159,20 @@ class GalleryShard:
             return Finder(Products(self.forms[system], block.queries), self.tile_items)
         return self.on_device.DeviceFinder(self.device_tiles[system], block.queries)
 
-    def _tiles(self, block: Block, first_tile: int | None = None) -> Iterator[tuple[int, int]]:
+    def _tiles(self, block: Block, size: int, most: int) -> Iterator[tuple[int, int]]:
         """Yield the range of items of each tile, and report the tile when it is done.
 
-        first_tile: size of the first tile; sizes double up to ``tile_items``. A search passes all items of its first
-        tile, because it has no gates yet.
+        size: of the first tile; sizes double up to ``most``. A search passes all items of its first tile, because it
+        has no gates yet.
         """
-        first, size = 0, min(first_tile or self.tile_items, self.tile_items)
+        first = 0
         while first < self.last - self.first:
             if self.is_cancelled:
                 raise RuntimeError("the replay was stopped")
             last = min(first + size, self.last - self.first)
             yield first, last
             self.report(len(block) * (last - first))
-            first, size = last, min(2 * size, self.tile_items)
+            first, size = last, min(2 * size, most)
 
     def _count(
         self, system: int, block: Block, thresholds: Sequence[Thresholds], uses: Sequence[tuple[int, int]]
@@ -178,7 +180,9 @@ class GalleryShard:
         """Count the items of one system, without positives and ignored ones. uses: (pair, side), 0 for forward."""
         union = unite([thresholds[pair].keys[side] for pair, side in uses], thresholds[0].starts)
         counter = self._counter(system, block, union)
-        for first, last in self._tiles(block):
+        n_items = self.last - self.first
+        even = -(-n_items // max(1, -(-n_items // self.counted_items)))
+        for first, last in self._tiles(block, even, even):
             counter.add(first, last)
         return accumulate(counter.finish(), union, self.points - 1)
 

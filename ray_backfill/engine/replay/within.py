@@ -20,7 +20,7 @@ from ray_backfill.engine.replay.counting import Counter
 from ray_backfill.engine.replay.engine import usable_cpus
 from ray_backfill.engine.replay.filtered import each_part
 from ray_backfill.engine.replay.keys import distances_of, sort_keys
-from ray_backfill.engine.replay.shard import TILE_ITEMS
+from ray_backfill.engine.replay.shard import COUNTED_ITEMS
 from ray_backfill.engine.statistics import relative_weights
 from ray_backfill.engine.systems import Filter, GroundTruth, IntArray, RetrievalSystem
 
@@ -118,9 +118,9 @@ def _count_block(
     n_items, shape = segments_RN.shape[1], (len(segments_RN), len(block), n_segments, len(cutoffs) + 1)
     keys = np.tile(sort_keys(cutoffs, np.full(len(cutoffs), _LAST)), len(block))
     union = Union(keys, np.arange(len(block) + 1) * len(cutoffs), [])
-    counter = Counter(form, block, union, segments_RN, n_segments, 0, TILE_ITEMS)
-    for first in range(0, n_items, TILE_ITEMS):
-        last = min(first + TILE_ITEMS, n_items)
+    counter = Counter(form, block, union, segments_RN, n_segments, 0)
+    for first in range(0, n_items, COUNTED_ITEMS):
+        last = min(first + COUNTED_ITEMS, n_items)
         counter.add(first, last)
         report(len(block) * (last - first))
     place = np.searchsorted(cutoffs, distances_of(exact_keys(form, block, 0, n_items)))

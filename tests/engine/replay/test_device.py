@@ -32,6 +32,7 @@ def test_torch_gives_the_same_curves(metrics: tuple[str, ...], distance: str, ke
         with (
             patch.object(device, "TILE_ITEMS", 256),
             patch.object(shard, "TILE_ITEMS", 16),
+            patch.object(shard, "COUNTED_ITEMS", 16),
             patch.object(device, "_KEPT_PART", 0.6 if keep else 0),
         ):
             shards = split_gallery(make_forms(systems, prepared, distance), 1, prepared, torch_device="cpu")

@@ -34,6 +34,7 @@ def test_blocks_and_tiles_do_not_change_the_result() -> None:
             patch.object(prepare, "_BLOCK_QUERIES_OF_CANDIDATES", 7),
             patch.object(prepare, "_BLOCK_BYTES", 4000),
             patch.object(shard_module, "TILE_ITEMS", 11),
+            patch.object(shard_module, "COUNTED_ITEMS", 11),
         ):
             pieces = rb.replay(pair, truth, order, points=3, metrics=metrics, threads=3)
         with (
@@ -83,7 +84,7 @@ def test_ctrl_c_and_errors_end_a_replay_at_once() -> None:
                     raise stop
             time.sleep(0.01)
 
-        with patch.object(shard_module, "TILE_ITEMS", 4):
+        with patch.object(shard_module, "COUNTED_ITEMS", 4):
             shard = GalleryShard(make_forms(systems, prepared, "cosine"), 0, prepared, report)
             with pytest.raises(stop):
                 measure_prepared(prepared, truth, LocalShards([shard]), threads=2)

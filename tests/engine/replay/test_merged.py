@@ -143,6 +143,7 @@ def test_merged_replays_equal_brute_force(
         patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0),
         patch.object(nearest_module, "_LEAST_ROOM", least_room),
         patch.object(shard_module, "TILE_ITEMS", 7),
+        patch.object(shard_module, "COUNTED_ITEMS", 7),
     ):
         results = [
             rb.replay(pair, truth, orders, points, metrics, distance, merge=merge),
