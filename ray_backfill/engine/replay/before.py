@@ -14,20 +14,22 @@ from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.replay.block import Thresholds, Union
 from ray_backfill.engine.systems import IntArray
 
+Counts = NDArray[np.uint16] | NDArray[np.int32]
+
 
 @dataclass(frozen=True)
 class Counted:
     """The items of one system by segment and place, without positives and ignored items.
 
-    counts: (O, CSR of (S, K + 1)) int32; counts[s, k]: items of segment s whose place is k. If several pairs share the
+    counts: (O, CSR of (S, K + 1)); counts[s, k]: items of segment s whose place is k. If several pairs share the
     thresholds: items whose place is at most k, so that each pair can read them at its own thresholds.
     """
 
-    counts: NDArray[np.int32]
+    counts: Counts
     union: Union
 
 
-def accumulate(hist: NDArray[np.int32], union: Union, n_segments: int) -> Counted:
+def accumulate(hist: Counts, union: Union, n_segments: int) -> Counted:
     """Sum counts by place, in place, if several pairs share the thresholds."""
     for of_order in hist if union.at else []:
         _accumulate(of_order, union.starts, n_segments)
@@ -71,7 +73,7 @@ def others_before(forward: Side | None, backward: Side | None, thresholds: Thres
     return np.ascontiguousarray(others[:, :-1])
 
 
-def _of_order(side: Side | None, order: int) -> tuple[NDArray[np.int32], IntArray, NDArray[np.int32]]:
+def _of_order(side: Side | None, order: int) -> tuple[Counts, IntArray, NDArray[np.int32]]:
     """Counts of one order, starts of the union, and the place of each threshold in it; empty if it has no others."""
     assert side is not None
     union = side.counted.union

@@ -20,6 +20,7 @@ from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.distances.exact import as_float32, exact_pairs
 from ray_backfill.engine.distances.form import DISTANCES, Products
 from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings
+from ray_backfill.engine.replay.before import Counts
 from ray_backfill.engine.replay.bins import RUN, bin_of, fill_table, make_bins, waste_bit
 from ray_backfill.engine.replay.block import Block, Thresholds, Union
 from ray_backfill.engine.replay.keys import key_of
@@ -29,8 +30,8 @@ from ray_backfill.engine.systems import IntArray
 class Counter:
     """Counts the items of all tiles by segment and place, without positives and ignored items.
 
-    first: gallery position of item 0. hist: (O, CSR of (S, K + 1)) int32; the last place is not counted. starts:
-    (b + 1,) start of each query's counts.
+    first: gallery position of item 0. hist: (O, CSR of (S, K + 1)), of the smallest type that holds the number of
+    items; the last place is not counted. starts: (b + 1,) start of each query's counts.
     """
 
     def __init__(
@@ -43,7 +44,8 @@ class Counter:
         self.bins = make_bins(form, block, union)
         self._table = self.bins.empty_table()
         self.starts = hist_starts(union, n_segments)
-        self.hist = np.zeros((len(segments_ON), self.starts[-1]), np.int32)
+        size, is_small = (len(segments_ON), self.starts[-1]), len(form.length_N) < 1 << 16
+        self.hist: Counts = np.zeros(size, np.uint16) if is_small else np.zeros(size, np.int32)
         # The next positive and the next ignored item of each query, while tiles proceed.
         self._next = np.empty((2, len(block)), np.int64)
         _find_first(block.positives, block.positive_starts, first, self._next[0])
@@ -62,14 +64,14 @@ class Counter:
             DISTANCES.index(form.distance),
         )  # fmt: skip
 
-    def finish(self) -> NDArray[np.int32]:
+    def finish(self) -> Counts:
         """Return all counts."""
         return self.hist
 
 
 def place_exactly(
     form: ProductForm, block: Block, union: Union, first: int, rows: IntArray, items: IntArray, places: IntArray,
-    segments_ON: NDArray[np.uint16], hist: NDArray[np.int32], starts: IntArray,
+    segments_ON: NDArray[np.uint16], hist: Counts, starts: IntArray,
 ) -> None:  # fmt: skip
     """Count m pairs by their exact keys. places: (m,) a lower bound of each place."""
     distances = form.exact(block.queries[rows], items)

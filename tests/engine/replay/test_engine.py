@@ -161,6 +161,18 @@ def test_a_gallery_of_one_vector_overflows_no_list() -> None:
     np.testing.assert_allclose(curve.per_query["mAP@10"], np.tile(np.array(expected)[:, None], 11))
 
 
+@pytest.mark.parametrize("n", [(1 << 16) - 1, (1 << 16) + 1])
+def test_counts_hold_the_largest_gallery_of_their_type(n: int) -> None:
+    """All items but the farthest, which is the right answer, are in one place of one segment at the end."""
+    gallery = np.stack([np.ones(n), np.append(0, np.linspace(0.5, 1, n - 1))], axis=1).astype(np.float32)
+    system = rb.RetrievalSystem(np.array([[1, 0]], np.float32), gallery)
+    truth = rb.GroundTruth.from_labels(np.array([1]), np.arange(n) // (n - 1))
+    again = rb.RetrievalSystem(system.query, gallery[::-1].copy())
+    curve = rb.replay(rb.UpgradePair(again, system), truth, np.arange(n), points=2, metrics=("MRR",))
+    # In the old system, the right answer is the query itself, in the new one it is the farthest.
+    np.testing.assert_array_equal(curve.per_query["MRR"], [[1, 1 / n]])
+
+
 def test_ties_go_to_the_earlier_gallery_position() -> None:
     same = np.ones((3, 2), np.float32)
     system = rb.RetrievalSystem(same[:1], same)
