@@ -24,6 +24,7 @@ from reproduction.atlas.models import MODELS, AtlasModel, models_of
 from reproduction.atlas.page import PageFacts, write_page
 from reproduction.atlas.predictors import linear_cka, predictability
 from reproduction.atlas.rules import decided, halves, mean_regrets, other_collection, other_models, regrets
+from reproduction.atlas.tuned import Tuning, contrast, pairs_of, tuned
 from tests.encode import _models
 
 ANIMALS = ["cat", "dog", "bird", "fish", "horse", "cow"]
@@ -353,3 +354,58 @@ def test_a_newcomers_method_is_named_with_its_module(monkeypatch: pytest.MonkeyP
     assert _with_modules(("ridge_query", "mine:their_map")) == ("ridge_query", "their_map")
     assert os.environ["RAY_BACKFILL_PLUGINS"] == "mine,"
     assert str(Path.cwd()) in os.environ["PYTHONPATH"]
+
+
+def test_partners_are_of_the_same_class_or_text() -> None:
+    labelled = [(f"{label}{i}", label) for label in "xyz" for i in range(4)] + [("alone", "w")]
+    found = pairs_of(labelled, 30)
+    assert len(found) == 30
+    assert all(item[0] == partner[0] == label and item != partner for item, partner, label in found)
+    assert pairs_of(labelled, 30) == found
+    texts = [("One fish. Two fish. Red fish", None), ("No sentence at all", None)]
+    for sentence, rest, place in pairs_of(texts, 5):
+        assert place == 0
+        assert sorted([sentence, *rest.split(". ")]) == ["One fish", "Red fish", "Two fish"]
+    assert pairs_of(texts[1:], 5) == []
+
+
+def test_a_tuned_model_brings_partners_together_and_is_kept(tmp_path: Path) -> None:
+    import torch
+
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(6, 16))
+    items = [
+        {"text": " ".join(map(str, centres[row % 6] + 2 * rng.normal(size=16))), "label": row % 6} for row in range(90)
+    ]
+    source = tmp_path / "tune.jsonl"
+    source.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
+    torch.manual_seed(0)
+    network = torch.nn.Linear(16, 8)
+
+    def embed(texts: Any) -> Any:
+        return network(torch.tensor([[float(word) for word in text.split()] for text in texts]))
+
+    def apart() -> float:
+        """Mean cosine of items of one class less that of all items."""
+        with torch.no_grad():
+            vectors = torch.nn.functional.normalize(embed([str(item["text"]) for item in items]), dim=1)
+        cosines, label = (vectors @ vectors.T).numpy(), np.array([item["label"] for item in items])
+        return float(cosines[label[:, None] == label].mean() - cosines.mean())
+
+    made: list[int] = []
+    before = apart()
+
+    def make(pairs: Any, to: Path) -> None:
+        contrast(network, embed, pairs, tuning)
+        made.append(len(pairs))
+        (to / "weights").write_text("w", encoding="utf-8")
+
+    tuning = Tuning(pairs=480, batch=12, rate=0.02)
+    folder = tuned(tmp_path / "model", source, tuning, "base", make)
+    assert made == [480]
+    assert apart() > before + 0.1
+    assert tuned(folder, source, tuning, "base", make) == folder
+    assert made == [480], "it was there"
+    source.write_text(source.read_text(encoding="utf-8").replace('"label": 5', '"label": 4'), encoding="utf-8")
+    tuned(folder, source, tuning, "base", make)
+    assert made == [480, 480], "other items"
