@@ -117,7 +117,8 @@ def test_the_identity_is_that_of_the_code_and_the_options() -> None:
 def test_a_model_that_cannot_serve_is_refused_in_one_line(
     name: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # it reads the environment once, at its import
+    # Not by the environment, which is read once, when the library is imported.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match=says) as error:
         load(name).embed(TEXTS, "query")
     assert "\n" not in str(error.value)
