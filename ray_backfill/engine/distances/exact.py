@@ -104,8 +104,8 @@ def round_grid(products: Array, length_Q: Array, length_N: Array, d: int, kind: 
 
 
 # Sums in float64, in a fixed order that suits vector registers: four terms at a time, a quarter of the vector apart.
-# ``room``: float64 buffer, a quarter of the vector long. Rows are not cut out of their arrays, which would count
-# references, and indices are unsigned, which cannot count from the end: that takes a third of the time.
+# ``room``: float64 buffer, a quarter of the vector long. Rows are given by number, because a slice counts
+# references, and numbers are unsigned, because signed ones are tested for counting from the end: 34 instead of 86 ns.
 
 
 @kernel

@@ -92,12 +92,12 @@ def _find_scales(low: Array, high: Array, starts: Array, size: int, origin: Arra
 
 @kernel
 def fill_table(low: Array, high: Array, origin: float, step: float, table: Array) -> None:
-    """Write for each bin the first threshold that its products may be before; with the ``waste_bit`` if a threshold is
+    """Write for each bin the first threshold that its products may be before; with the ``mark_bit`` if a threshold is
     in the bin, so that its products are not all before the same ones.
 
     low, high: of one query, (K + 1,). table: with room for a run after its bins.
     """
-    last_bin, n, waste, filled = len(table) - RUN - 1, len(low) - 1, waste_bit(table), 0
+    last_bin, n, mark, filled = len(table) - RUN - 1, len(low) - 1, mark_bit(table), 0
     begins, ends = np.empty(n + 1, np.int32), np.empty(n + 1, np.int32)
     for k in range(n):
         begins[k] = bin_of(low[k], origin, step, last_bin)
@@ -112,11 +112,11 @@ def fill_table(low: Array, high: Array, origin: float, step: float, table: Array
             filled += RUN
         filled = end + 1
         for at in range(np.int64(begins[k]), end + 1):
-            table[np.uint64(at)] |= waste
+            table[np.uint64(at)] |= mark
 
 
 @kernel
-def waste_bit(table: Array) -> Any:
+def mark_bit(table: Array) -> Any:
     """The highest bit of an entry."""
     return 1 << (8 * table.itemsize - 1)
 

@@ -21,7 +21,7 @@ from ray_backfill.engine.distances.exact import as_float32, exact_pairs
 from ray_backfill.engine.distances.form import DISTANCES, Products
 from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings
 from ray_backfill.engine.replay.before import Counts
-from ray_backfill.engine.replay.bins import RUN, bin_of, fill_table, make_bins, waste_bit
+from ray_backfill.engine.replay.bins import RUN, bin_of, fill_table, make_bins, mark_bit
 from ray_backfill.engine.replay.block import Block, Thresholds, Union
 from ray_backfill.engine.replay.keys import key_of
 from ray_backfill.engine.systems import IntArray
@@ -117,20 +117,20 @@ def _list_near(bins: Array, far: int, is_near: Array, groups: Array) -> Any:
 
 @kernel
 def _look_up(
-    table: Array, bins: Array, waste: int, groups: Array, n_groups: int, places: Array, mixed: Array, listed: Array
+    table: Array, bins: Array, mark: int, groups: Array, n_groups: int, places: Array, marked: Array, listed: Array
 ) -> Any:
     """Read the place of each item's bin. List the items of bins that a threshold is in; return their number."""
-    n_mixed, found, bit, eight = np.uint64(0), np.uint64(0), np.uint32(waste), np.uint64(8)
+    n_marked, found, bit, eight = np.uint64(0), np.uint64(0), np.uint32(mark), np.uint64(8)
     for i in range(n_groups):
         first, every = np.uint64(groups[np.uint64(i)]), np.uint32(0)
         for u in range(eight):
             place = np.uint32(table[np.uint64(bins[first + np.uint64(u)])])
             places[first + np.uint64(u)] = place
             every |= place
-        mixed[n_mixed] = first
-        n_mixed += np.uint64((every & bit) != np.uint32(0))
-    for i in range(n_mixed):
-        first = np.uint64(mixed[np.uint64(i)])
+        marked[n_marked] = first
+        n_marked += np.uint64((every & bit) != np.uint32(0))
+    for i in range(n_marked):
+        first = np.uint64(marked[np.uint64(i)])
         for u in range(eight):
             listed[found] = first + np.uint64(u)
             found += np.uint64((np.uint32(places[first + np.uint64(u)]) & bit) != np.uint32(0))
@@ -155,10 +155,10 @@ def place_tile(
     queries: Array, items: Array, length_Q: Array, length_N: Array, kind: int,
 ) -> None:  # fmt: skip
     """Count the items of a tile. queries: (b, d). items: (n, d). The others: ``Counter``, ``Bins`` and ``Union``."""
-    n, far, waste = products.shape[1], len(table) - RUN - 1, waste_bit(table)
+    n, far, mark = products.shape[1], len(table) - RUN - 1, mark_bit(table)
     n_8 = (n + 7) // 8 * 8
     v, bins, places = np.empty(n, np.float32), np.empty(n_8, np.int32), np.empty(n_8, table.dtype)
-    is_near, groups, mixed = np.empty(n_8, np.uint8), np.empty(n_8 // 8 + 1, np.uint32), np.empty(n // 8 + 2, np.uint32)
+    is_near, (groups, marked) = np.empty(n_8, np.uint8), np.empty((2, n_8 // 8 + 1), np.uint32)
     listed, of_query = np.empty((2, n_8 + 1), np.uint32)
     position = shard_first + first  # of the tile's first item
     bins[n:] = far
@@ -172,10 +172,10 @@ def place_tile(
         following[0, q] = _leave_out(positives, following[0, q], positive_starts[q + 1], position, n, bins, far)
         following[1, q] = _leave_out(ignored, following[1, q], ignored_starts[q + 1], position, n, bins, far)
         n_groups = _list_near(bins, far, is_near, groups)
-        n_listed, n_unsure = _look_up(table, bins, waste, groups, n_groups, places, mixed, listed), 0
+        n_listed, n_unsure = _look_up(table, bins, mark, groups, n_groups, places, marked, listed), 0
         for i in range(n_listed):
             item = np.uint64(listed[i])
-            place = np.uint32(places[item]) & np.uint32(waste - 1)
+            place = np.uint32(places[item]) & np.uint32(mark - 1)
             while own_high[place] < v[item]:
                 place += np.uint32(1)
             places[item], listed[n_unsure] = place, item
