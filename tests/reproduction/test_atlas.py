@@ -393,7 +393,9 @@ def test_a_tuned_model_brings_partners_together_and_is_kept(tmp_path: Path) -> N
         return float(cosines[label[:, None] == label].mean() - cosines.mean())
 
     made: list[int] = []
-    before = apart()
+    before, weights = apart(), network.weight.detach().clone()
+    contrast(network, embed, [(items[0]["text"], items[1]["text"], "one class")] * 24, Tuning(24, 12, 0.02))
+    assert torch.cosine_similarity(weights, network.weight, dim=1).min() > 1 - 1e-6, "nothing to keep apart"
 
     def make(pairs: Any, to: Path) -> None:
         contrast(network, embed, pairs, tuning)
