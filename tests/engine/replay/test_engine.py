@@ -161,9 +161,9 @@ def test_a_gallery_of_one_vector_overflows_no_list() -> None:
     np.testing.assert_allclose(curve.per_query["mAP@10"], np.tile(np.array(expected)[:, None], 11))
 
 
-@pytest.mark.parametrize("n", [(1 << 16) - 1, (1 << 16) + 1])
+@pytest.mark.parametrize("n", [(1 << 16) - 1, (1 << 16) + 2])
 def test_counts_hold_the_largest_gallery_of_their_type(n: int) -> None:
-    """All items but the farthest, which is the right answer, are in one place of one segment at the end."""
+    """All items but the closest one and the farthest, which is the right answer, are in one place of one segment."""
     gallery = np.stack([np.ones(n), np.append(0, np.linspace(0.5, 1, n - 1))], axis=1).astype(np.float32)
     system = rb.RetrievalSystem(np.array([[1, 0]], np.float32), gallery)
     truth = rb.GroundTruth.from_labels(np.array([1]), np.arange(n) // (n - 1))
