@@ -36,6 +36,8 @@ PLACE = ("image", "offset", "bytes")
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 # Largest share of a single source that becomes queries, and train items.
 _QUERY_SHARE, _TRAIN_SHARE = 0.1, 0.25
+# A split has at least this many parts, of at least so many items: progress shows, and actors end together.
+_PARTS, _LEAST_ROWS = 16, 100
 # Characters of a text that are kept: no tokenizer reads as far.
 _MOST_CHARACTERS = 100_000
 
@@ -57,7 +59,7 @@ class ItemSettings:
     draw_train: int = 5000
     """Items for maps that are drawn from a single source, at most a quarter of it."""
     part_rows: int = 2000
-    """Items of a part, which is what a stopped run does not do again."""
+    """Items of a part, at most: a stopped run does finished parts never again. Small splits have smaller parts."""
     draw_seed: int = 0
     """Random seed of what is drawn."""
 
@@ -94,8 +96,9 @@ def write_items(folder: Path, sources: ItemSources, settings: ItemSettings, over
         if begin_stage(folder, key, overwrite):
             return folder
         for split, table in tables.items():
-            for number, first in enumerate(range(0, len(table), settings.part_rows)):
-                part = table.slice(first, settings.part_rows)
+            rows = min(settings.part_rows, max(_LEAST_ROWS, len(table) // _PARTS))
+            for number, first in enumerate(range(0, len(table), rows)):
+                part = table.slice(first, rows)
                 write_parquet(folder / f"{split}.parquet" / f"part-{number:06d}.parquet", part)
         remove_halves(folder)
         finish_stage(folder, {f"{split}_items": len(table) for split, table in tables.items()})

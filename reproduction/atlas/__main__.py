@@ -10,13 +10,13 @@ import pandas as pd
 import pyarrow as pa
 
 from ray_backfill.cli import absolute, command_line, run_job
-from ray_backfill.cli.options import REQUIRED, Options
+from ray_backfill.cli.options import Options
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.run_lock import locked
 from ray_backfill.data.write import write_parquet
 from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.learn.methods import find_methods
-from reproduction.atlas.collections import COLLECTIONS
+from reproduction.atlas.collections import COLLECTIONS, Collection
 from reproduction.atlas.comparison import METHODS, PAIRS, Upgrade, compare, forecast
 from reproduction.atlas.embeddings import embed_collection, join, map_gallery
 from reproduction.atlas.models import check_packages, models_of
@@ -28,8 +28,8 @@ from reproduction.atlas.predictors import similarity
 class AtlasJob:
     """The atlas of upgrades."""
 
-    data_root: Path
-    """Folder of the collections."""
+    data_root: Path | None = None
+    """Folder of the collections. None: write the page again, from the table of curves beside it."""
     out: Path = Path("runs/atlas")
     """Folder of the embeddings, maps and results. The same command continues a run that was stopped."""
     page: Path | None = None
@@ -37,13 +37,19 @@ class AtlasJob:
     findings: Path | None = None
     """Markdown file to include in the page; None: no findings."""
     only: tuple[str, ...] = ()
-    """Collections to compare on; by default all."""
+    """Collections to compare on; by default all. The table of curves keeps its rows of all others."""
     methods: tuple[str, ...] = ()
     """Further methods to rank: names, or MODULE:NAME of a module on PYTHONPATH or in the working folder."""
 
 
 def run_atlas(job: AtlasJob) -> Path:
     """Make what is missing, and write the page; returns its path."""
+    page = (job.page or job.out / "atlas.md").absolute()
+    table = page.with_suffix(".parquet")
+    if job.data_root is None:
+        if not table.exists():
+            raise InputError(f"there is no {table} to write the page from; measure it with --data-root")
+        return _write(page, pd.read_parquet(table), job)
     data = absolute("--data-root", job.data_root)
     known = [collection.name for collection in COLLECTIONS]
     if unknown := set(job.only) - set(known):
@@ -55,34 +61,48 @@ def run_atlas(job: AtlasJob) -> Path:
         if collection.needs and not (data / collection.needs).exists():
             raise InputError(f"{data} has no {collection.needs}; leave {collection.name} out with --only")
     check_packages(model for collection in chosen for model in models_of(collection.modality).values())
-    out, tables = job.out.absolute(), []
+    out = job.out.absolute()
     with locked(out, "out", command_line()):
         for collection in chosen:
-            pairs, models = PAIRS[collection.modality], models_of(collection.modality)
-            folders = embed_collection(collection, models, data, out)
-            for old, new in pairs:
-                upgrade, own = Upgrade(collection.name, old, new), out / collection.name
-                first, chained, second = old.partition(">")
-                if chained:
-                    folders[old] = map_gallery(own / "models" / old, folders[first], folders[second])
-                joined = join(own / "upgrades" / upgrade.name, folders[old], folders[new])
-                found = compare(upgrade, joined, own / "runs" / upgrade.name, (*METHODS, *methods))
-                foretold = forecast(upgrade, joined, own / "runs" / upgrade.name)
-                tables.append(pd.concat([found, foretold]).assign(**similarity(joined)))
-        page = (job.page or out / "atlas.md").absolute()
-        curves = pd.concat(tables, ignore_index=True)
-        write_parquet(page.with_suffix(".parquet"), pa.Table.from_pandas(curves, preserve_index=False))
-        findings = f"{job.findings.read_text(encoding='utf-8')}\n" if job.findings else ""
-        machine = f"{usable_cpus()} cores"
-        write_page(page, curves, PageFacts(_command(job), machine, str(datetime.date.today()), findings))
+            measured = _measure(collection, data, out, methods)
+            if table.exists():
+                kept = pd.read_parquet(table)
+                measured = pd.concat([kept[kept["collection"] != collection.name], measured], ignore_index=True)
+            places = measured["collection"].map(known.index).sort_values(kind="stable").index
+            write_parquet(table, pa.Table.from_pandas(measured.loc[places], preserve_index=False))
+    return _write(page, pd.read_parquet(table), job)
+
+
+def _measure(collection: Collection, data: Path, out: Path, methods: tuple[str, ...]) -> pd.DataFrame:
+    """The curves of all upgrades of a collection. methods: besides those of the atlas."""
+    pairs, models, own = PAIRS[collection.modality], models_of(collection.modality), out / collection.name
+    folders, tables = embed_collection(collection, models, data, out), []
+    for old, new in pairs:
+        upgrade = Upgrade(collection.name, old, new)
+        first, chained, second = old.partition(">")
+        if chained:
+            folders[old] = map_gallery(own / "models" / old, folders[first], folders[second])
+        joined = join(own / "upgrades" / upgrade.name, folders[old], folders[new])
+        found = compare(upgrade, joined, own / "runs" / upgrade.name, (*METHODS, *methods))
+        foretold = forecast(upgrade, joined, own / "runs" / upgrade.name)
+        tables.append(pd.concat([found, foretold]).assign(**similarity(joined)))
+    return pd.concat(tables, ignore_index=True).assign(cores=usable_cpus(), date=str(datetime.date.today()))
+
+
+def _write(page: Path, curves: pd.DataFrame, job: AtlasJob) -> Path:
+    findings = f"{job.findings.read_text(encoding='utf-8')}\n" if job.findings else ""
+    days = " to ".join(sorted({curves["date"].min(), curves["date"].max()}))
+    machine = f"{int(curves['cores'].max())} cores"
+    write_page(page, curves, PageFacts(_command(set(curves["collection"])), machine, days, findings))
     return page
 
 
-def _command(job: AtlasJob) -> str:
-    """The command without the paths of this machine."""
-    if not job.only:
+def _command(collections: set[str]) -> str:
+    """The command without the paths of a machine."""
+    known = [collection.name for collection in COLLECTIONS]
+    if collections == set(known):
         return "make atlas DATA=PATH"
-    return f"python -m reproduction.atlas --data-root PATH --only {' '.join(job.only)}"
+    return f"python -m reproduction.atlas --data-root PATH --only {' '.join(filter(collections.__contains__, known))}"
 
 
 def _with_modules(methods: tuple[str, ...]) -> tuple[str, ...]:
@@ -95,4 +115,4 @@ def _with_modules(methods: tuple[str, ...]) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    run_job(lambda: print(f"page: {run_atlas(Options(AtlasJob(data_root=REQUIRED), sys.argv[1:]).read())}"))
+    run_job(lambda: print(f"page: {run_atlas(Options(AtlasJob(), sys.argv[1:]).read())}"))
