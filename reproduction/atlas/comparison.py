@@ -46,7 +46,7 @@ PAIRS = {
         ("lsa", "wordllama-256"), ("lsa", "minilm"), ("glove", "wordllama-256"), ("glove", "minilm"),
         ("static", "wordllama-256"), ("static", "minilm"), ("wordllama-64", "wordllama-256"),
         ("wordllama-256", "minilm"), ("wordllama-64>wordllama-256", "minilm"),
-        ("minilm", "minilm-tuned"),
+        ("wordllama-256", "minilm-narrow"), ("minilm", "minilm-tuned"),
     ),
     IMAGE: (
         ("colours", "lite0-96"), ("hog", "lite0-96"), ("hog", "lite2-160"), ("lite0-96", "lite0-128"),

