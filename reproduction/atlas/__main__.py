@@ -115,4 +115,8 @@ def _with_modules(methods: tuple[str, ...]) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    run_job(lambda: print(f"page: {run_atlas(Options(AtlasJob(), sys.argv[1:]).read())}"))
+    options = Options(AtlasJob(), sys.argv[1:])
+    if {"-h", "--help"} & set(sys.argv):
+        print(options.help()["run"])
+    else:
+        run_job(lambda: print(f"page: {run_atlas(options.read())}"))

@@ -29,7 +29,7 @@ from reproduction.atlas.embeddings import FOLD, FOLDS
 ALL = ""
 FORECAST, SHARE, LEAST = "forecast", 0.05, 200
 # What a forecast compares: raw distances, and mAP@100, because it can predict nothing of the first ten results.
-FORECAST_METHODS = ("rm_naive", "procrustes_gallery", "relaxed_gallery", "ridge_gallery")
+FORECAST_METHODS = ("rm_naive", "procrustes_gallery", "relaxed_gallery", "ridge_gallery", "fct")
 # Nothing is trained but FCT and full RM, whose labels only some collections have.
 METHODS = (
     *("offline", "instant", "rm_naive", "cascade@100", "cascade_map@100", "convex"),
@@ -132,15 +132,15 @@ def _areas(points: pd.DataFrame, metric: str) -> pd.DataFrame:
 def forecast(upgrade: Upgrade, joined: Path, out: Path) -> pd.DataFrame:
     """Forecast the same upgrade from a sample; returns rows with the columns of ``Upgrade``, fold, method, merge, auc.
 
-    out: folder of the comparison, where the sample and the result are kept.
+    out: folder of the comparison, whose maps are used, and where the sample and the result are kept.
     """
-    mark = fingerprint(*sorted(read_json(joined / "manifest.json").items()))
+    mark = fingerprint(*sorted(read_json(joined / "manifest.json").items()), *FORECAST_METHODS)
     kept, sample = out / f"forecast-{mark}.parquet", out / f"sample-{mark}.parquet"
     if not kept.exists():
         if not sample.exists():
             size = len(read_folder(joined).gallery)
             rb.sample(joined, min(size, max(LEAST, math.ceil(SHARE * size))), out=sample)
-        found = rb.forecast(joined, sample=sample, methods=FORECAST_METHODS, metrics="mAP@100")
+        found = rb.forecast(joined, sample=sample, out=out, methods=FORECAST_METHODS, metrics="mAP@100")
         rows = dict(zip(found.summary["method"], found.summary["auc"], strict=True))
         rows |= {"offline": found.manifest["old"]["mAP@100"]}
         write_parquet(kept, pa.table({"method": list(rows), "auc": list(rows.values())}))
