@@ -32,6 +32,8 @@ from reproduction.markdown import PageTable, table_lines
 
 # Choices that lose less, in points of AUC, are as good as the best: of a comparison, and of a forecast.
 CLOSE, NEAR = 0.5, 1.0
+# A smaller improvement is too small for shares of it.
+_LEAST_STEP = 0.01
 # Methods of the table of upgrades, and of the figure.
 _SHOWN = (
     ("rm_naive", "raw"),
@@ -83,7 +85,7 @@ A rule names a method and a merge for an upgrade. Its regret is the best AUC of 
 in points. Rules see one half of the queries, and are judged on the other; what they know of other upgrades is of other
 collections (first column), or of other pairs of models (second). Brackets: 95 % intervals from resampling collections
 and pairs of models. The best is known in hindsight only, and is partly best by chance: the last row sees the queries
-that judge, too. *Decided* are upgrades in which the best and the worst rule differ significantly (t-tests over ten
+that judge, too, and so does one row of the report. *Decided* are upgrades in which the best and the worst rule differ significantly (t-tests over ten
 folds of the queries, Bonferroni).
 
 No rule may use labels: full RM, which trains a better model by them, is left out here.
@@ -119,8 +121,8 @@ predicts nothing. In brackets: Spearman's correlation over all upgrades.
 ## Upgrades
 
 Gains are the share of the upgrade's improvement that users get on average, in per cent: 0 is the old service
-throughout, 100 the new one from the start. They mean little where old and new are almost equal, and nothing where the
-new model is worse. CKA says how alike the models are (0 to 1).
+throughout, 100 the new one from the start. None is given where the new model is not better by a point at least. CKA
+says how alike the models are (0 to 1).
 
 {table_lines(_upgrades_table(whole))}
 
@@ -273,7 +275,9 @@ def _upgrades_table(whole: pd.DataFrame) -> PageTable:
         by_choice = own.set_index(["method", "merge"])["auc"].to_dict()
         old, new, cka = own["old_auc"].iloc[0], own["new_auc"].iloc[0], own["cka"].iloc[0]
         gains = [
-            f"{100 * (by_choice[choice] - old) / (new - old):.0f}" if choice in by_choice and new > old else "-"
+            f"{100 * (by_choice[choice] - old) / (new - old):.0f}"
+            if choice in by_choice and new - old >= _LEAST_STEP
+            else "-"
             for choice in _SHOWN
         ]
         quality = (own["metric"].iloc[0], f"{100 * old:.1f}", f"{100 * new:.1f}", f"{cka:.2f}")
