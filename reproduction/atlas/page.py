@@ -84,9 +84,9 @@ The metric while the gallery is backfilled, averaged over the upgrades of a coll
 A rule names a method and a merge for an upgrade. Its regret is the best AUC of all methods less the AUC of its choice,
 in points. Rules see one half of the queries, and are judged on the other; what they know of other upgrades is of other
 collections (first column), or of other pairs of models (second). Brackets: 95 % intervals from resampling collections
-and pairs of models. The best is known in hindsight only, and is partly best by chance: the last row sees the queries
-that judge, too, and so does one row of the report. *Decided* are upgrades in which the best and the worst rule differ significantly (t-tests over ten
-folds of the queries, Bonferroni).
+and pairs of models. The best is known in hindsight only, and is partly best by chance: two rows tell how much, which
+see the queries that judge, too. *Decided* are upgrades in which the best and the worst rule differ significantly
+(t-tests over ten folds of the queries, Bonferroni).
 
 No rule may use labels: full RM, which trains a better model by them, is left out here.
 
