@@ -67,8 +67,7 @@ def simulate(
         old: Instead of a folder, the old model's embeddings of the queries and of the gallery: two arrays, (Q, d) and
             (N, d). One array is a gallery whose items query the others.
         new: The new model's embeddings of the same queries and items; its d may differ.
-        label: Labels of the queries and of the gallery, (Q,) and (N,). Without labels and ``truth``, right answers are
-            what the new model finds first ("new-top1"), and figures are provisional.
+        label: Labels of the queries and of the gallery, (Q,) and (N,).
         out: Folder of the run; by default a temporary one, deleted at the end. The same call continues a run that was
             stopped and reuses finished stages; further methods, orders and merges extend its results.
         fits: How maps between the models are trained; by default as on the command line.
@@ -76,8 +75,9 @@ def simulate(
         shards: Gallery shards, each a Ray actor; 0 replays in this process unless the gallery is too large for it.
         overwrite: Replace what ``out`` has of other settings or other data.
 
-    Maps and merges are fitted on the train split; without one, and so with arrays, on a random sample of the gallery.
-    Then "recommended" trains no network.
+    Without labels, positives and ``truth``, right answers are what the new model finds first ("new-top1"), and figures
+    are provisional. Maps and merges are fitted on the train split; without one, and so with arrays, on a random sample
+    of the gallery. Then "recommended" trains no network.
 
     Returns:
         Curves, summary and differences. ``results.manifest.left_out`` names what the folder had no data for, and why.
@@ -88,8 +88,6 @@ def simulate(
     how = _tuples(methods=methods, orders=orders, merges=merges, metrics=metrics, truth=truth, slices=slices)
     how |= _tuples(cutoffs=cutoffs) | {"points": points, "distance": distance, "margin": margin, "filter": filter}
     how |= {"order_seed": order_seed, "permutations": permutations, "embed_per_query": embed_per_query}
-    if data is None and label is None and not truth:
-        how |= {"truth": ("new-top1",)}
     with _data_of(data, {"old": old, "new": new, "label": label}, out) as folder:
         return _simulate(folder, out, how, fits, {"device": device, "shards": shards}, overwrite)
 

@@ -217,6 +217,16 @@ def test_sample_and_forecast_give_the_tables_of_the_commands(tmp_path: Path) -> 
         rb.simulate(data, methods="rm_naive")
 
 
+def test_a_folder_without_right_answers_is_compared_by_what_the_new_model_finds(tmp_path: Path) -> None:
+    """As one that ``embed`` made of texts without labels."""
+    splits = [{name: each for name, each in columns(40, seed).items() if name != "label"} for seed in (1, 2)]
+    rb.write_folder(tmp_path / "data", *splits)
+    results = rb.simulate(tmp_path / "data", methods="rm_naive", points=3)
+    asked = rb.simulate(tmp_path / "data", methods="rm_naive", points=3, truth="new-top1")
+    assert "recall@10" in set(results.frame["metric"])
+    pd.testing.assert_frame_equal(results.summary, asked.summary)
+
+
 def test_cutoffs_are_translated_and_what_they_show_is_counted(folder: Path, tmp_path: Path) -> None:
     """Against plain numpy: all pairs of {old, old} before, of both systems at t = 0.5, of {new, new} at the end."""
     options: dict[str, Any] = {"methods": "rm_naive", "merges": ["raw", "quantile", "rrf"], "points": 3}

@@ -132,10 +132,13 @@ def group_help(command: str, arguments: Sequence[str], group: str) -> str:
         return "\n".join(map(_explained, _listed(group).values()))
     if group == "recipes":
         return "\n".join(f"{each.name}\n    {each.description}" for each in _listed(group).values())
-    groups = options_of(command, [*arguments, "--help"]).help()
-    wanted = [text for title, text in groups.items() if group in ("all", title, title.split(".")[0])]
-    if not wanted:
-        known = dict.fromkeys(title.split(".")[0] for title in groups)
+    known: dict[str, None] = {}
+    for kind in ((), ("--texts=",), ("--scale=full",)):  # some groups are of some kinds of a command only
+        groups = options_of(command, [*arguments, *kind, "--help"]).help()
+        if wanted := [text for title, text in groups.items() if group in ("all", title, title.split(".")[0])]:
+            break
+        known |= dict.fromkeys(title.split(".")[0] for title in groups)
+    else:
         raise unknown_name("group of options", group, (*known, "all", "methods", "orders", "merges", "recipes"))
     return "\n\n".join(wanted)
 

@@ -15,7 +15,7 @@ from ray_backfill.encode.spec import Spec
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context, EmbedActors, Workers
 
-_TYPED = {"--texts", "--images"}
+_TYPED = {"--old", "--texts", "--images"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class ComparedModelsJob(ModelsJob):
 
 
 def names_models(arguments: Sequence[str]) -> bool:
-    """Whether a command line names texts or images that models embed."""
+    """Whether a command line names a model, or texts or images that models embed."""
     return any(argument.split("=")[0] in _TYPED for argument in arguments)
 
 
@@ -72,11 +72,3 @@ def embedded(request: tuple[dict[str, Spec], ItemSources], job: ModelsJob, conte
 
     specs, sources = request
     return embed_two(context, specs, sources, job.items)
-
-
-def has_truth(data: Path) -> bool:
-    """Whether a folder of embeddings knows right answers."""
-    from ray_backfill.data.columns import names_in, part_files
-
-    names = names_in(part_files(data / "queries.parquet")[0])
-    return "positives" in names or "label" in names

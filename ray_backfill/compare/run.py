@@ -49,7 +49,7 @@ def evaluate_folder(
     """Fit what the methods need on a folder of the data contract, replay them and report into ``out/<results>``.
 
     Methods and merges that cannot be fitted here (no train split, no labels, no embeddings of a further model) are left
-    out, and the report says so.
+    out, and the report says so. Without labels and right answers, what the new model finds first counts as right.
 
     Finished results in ``out`` of the same settings are extended: their methods, orders and merges take part, too.
 
@@ -89,6 +89,9 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
     settle(out, files())
     models = models_of(named.methods)
     folder = _read(data, models, context.out)
+    known = (folder.gallery.label, *((each.label, each.positives) if (each := folder.queries) else ()))
+    if not named.evaluation.truth and all(column is None for column in known):
+        named = replace(named.evaluation, truth=("new-top1",)).named
     takes_recommended = RECOMMENDED in named.evaluation.methods
     if folder.sample_path is not None:
         named = named.without_training()

@@ -5,6 +5,8 @@ Shapes: B items, d dimensions.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Protocol
 
 import numpy as np
@@ -108,8 +110,8 @@ class Model:
         batches = [given[first : first + self.size] for first in range(0, len(given), self.size)]
         return [(len(batch), self._called(self.encoder.prepare, batch, side, len(batch))) for batch in batches]
 
-    def vectors(self, batches: Sequence[tuple[int, Any]], side: str) -> NDArray[np.float32]:
-        """(B, d) vectors of prepared batches.
+    def vectors(self, batches: Sequence[tuple[int, Any]], side: str, ids: Sequence[Any] = ()) -> NDArray[np.float32]:
+        """(B, d) vectors of prepared batches. ids: of the items, for messages.
 
         Raises:
             InputError: The model fails, or returns anything but one finite vector for each item.
@@ -119,7 +121,13 @@ class Model:
             return np.asarray(self.encoder(batch, side), np.float32)
 
         found = [self._checked(self._called(embedded, batch, side, items), items) for items, batch in batches]
-        return np.concatenate(found) if found else np.empty((0, self.dims), np.float32)
+        vectors = np.concatenate(found) if found else np.empty((0, self.dims), np.float32)
+        if not (is_finite := np.isfinite(vectors).all(axis=1)).all():
+            first = int(is_finite.argmin())
+            remedy = "mend it, or leave that item out" if self.spec.dtype == "fp32" else "try dtype=fp32"
+            of_item = f"item {ids[first]}" if ids else f"{self.modality} {first + 1} of {len(vectors)}"
+            raise InputError(f"the model {self.spec} returned a vector that is not finite for {of_item}; {remedy}")
+        return vectors
 
     def _called(self, step: Callable[[Any, str], Any], given: Any, side: str, items: int) -> Any:
         try:
@@ -127,8 +135,15 @@ class Model:
         except (InputError, KeyboardInterrupt, MemoryError):
             raise
         except Exception as error:  # of a user's own code or of a library
-            why = str(error).strip().splitlines() or [type(error).__name__]
-            raise InputError(f"the model {self.spec} failed on {items} {self.modality}s: {why[0][:300]}") from error
+            kind, why, at = (
+                type(error).__name__,
+                str(error).strip().splitlines() or [""],
+                extract_tb(error.__traceback__),
+            )
+            where = f"{Path(at[-1].filename).name}, line {at[-1].lineno}"
+            raise InputError(
+                f"the model {self.spec} failed on {items} {self.modality}s: {kind}: {why[0][:300]} ({where})"
+            ) from error
 
     def _checked(self, found: NDArray[np.float32], items: int) -> NDArray[np.float32]:
         """The vectors that a model returned for so many items. Raises InputError for anything else."""
@@ -142,9 +157,6 @@ class Model:
         if self.spec.dims > found.shape[1]:
             raise InputError(f"the model {self.spec} has only {found.shape[1]} dimensions; lower dims")
         found = found[:, : self.spec.dims] if self.spec.dims else found
-        if not np.isfinite(found).all():
-            remedy = "mend it, or leave out what it fails on" if self.spec.dtype == "fp32" else "try dtype=fp32"
-            raise InputError(f"the model {self.spec} returned a vector that is not finite; {remedy}")
         if self.dims and found.shape[1] != self.dims:
             raise InputError(
                 f"the model {self.spec} returned vectors of {self.dims} and of {found.shape[1]} dimensions"

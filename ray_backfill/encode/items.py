@@ -180,7 +180,7 @@ def _texts(sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
     gallery = _text_table(sources.gallery, settings)
     tables = {"gallery": gallery}
     tables |= {s: _text_table(getattr(sources, s), settings) for s in SPLITS[1:] if getattr(sources, s)}
-    return _with_drawn(tables, settings)
+    return _with_drawn(tables, sources, settings)
 
 
 def _beir(folder: Path, sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
@@ -271,7 +271,7 @@ def _found(wanted: str, usual: Sequence[str], columns: Mapping[str, Any], given:
 
 def _images(sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
     tables = {s: _image_table(getattr(sources, s), settings) for s in SPLITS if getattr(sources, s)}
-    return _with_drawn(tables, settings)
+    return _with_drawn(tables, sources, settings)
 
 
 def _image_table(given: str, settings: ItemSettings) -> pa.Table:
@@ -279,6 +279,8 @@ def _image_table(given: str, settings: ItemSettings) -> pa.Table:
     root = Path(given).absolute()
     if root.suffix == ".tar":
         return _of_shards([root])
+    if root.suffix.lower() in _SUFFIXES:
+        raise InputError(f"{given} is one image; give a folder of images, a table of their paths, or tar shards")
     if not root.is_dir():
         return _of_paths(given, settings)
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
@@ -365,11 +367,12 @@ def _check_end(shard: Path, end: int) -> None:
             rest = file.read(1 << 20)
 
 
-def _with_drawn(tables: dict[str, pa.Table], settings: ItemSettings) -> dict[str, pa.Table]:
+def _with_drawn(tables: dict[str, pa.Table], sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
     """The same with queries and, only if these are drawn, too, a train split from the gallery."""
     if "queries" in tables:
         return tables
     gallery = tables["gallery"]
+    _check("gallery", gallery, sources)
     size = len(gallery)
     order = np.random.default_rng(settings.draw_seed).permutation(size)
     queries = min(settings.draw_queries, int(_QUERY_SHARE * size))

@@ -44,7 +44,7 @@ def parse_spec(text: str, option: str = "model") -> Spec:
     if not colon or kind not in known:
         examples = ", ".join(each.example for each in known.values())
         if colon and "/" not in kind and "\\" not in kind:
-            raise unknown_name(f"{option} kind", kind, known)
+            raise InputError(f"{unknown_name(f'{option} kind', kind, known)}; a function of yours: python:{text}")
         raise InputError(f"{option} {text!r} names no model; write one of {examples}")
     name, _, options = rest.partition("#")
     if not name:

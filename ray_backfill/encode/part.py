@@ -76,7 +76,7 @@ def embed_part(items: Path, split: str, models: Mapping[str, Model], threads: in
     for rows, batches, broken in _one_ahead(prepared, [order[i : i + size] for i in range(0, len(order), size)]):
         lost |= broken
         for name, model in models.items():
-            found = model.vectors(batches[name], side)
+            found = model.vectors(batches[name], side, [table["id"][int(row)] for row in rows])
             vectors.setdefault(name, np.zeros((len(table), found.shape[1]), np.float32))[rows] = found
     kept = np.array([i for i in range(len(table)) if i not in lost], np.int64)
     own = [name for name in table.column_names if name not in PLACE]

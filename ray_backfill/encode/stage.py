@@ -104,7 +104,8 @@ def embed_items(
     remove_halves(folder)
     total = sum(sizes.values())
     if broken:
-        say(f"{len(broken):,} of {total:,} items were left out: {broken[0]['id']}: {broken[0]['reason']}")
+        first = f"{broken[0]['id']}: {broken[0]['reason']}"
+        say(f"left out: {len(broken):,} of {total:,} items, such as {first}; all: {folder / 'broken.parquet'}")
     made = [folder / f"{split}.parquet" / path.name for split, path in parts]
     facts |= {"tokens": tokens} if (tokens := bill(made, request.models)) else {}
     finish_stage(folder, {"items": total - len(broken), "broken_items": len(broken)} | facts)

@@ -313,7 +313,7 @@ def warnings(found: ForecastResults) -> list[str]:
     if found.manifest["lists"] <= FEW_LISTS and not found.is_exact:
         sentences.append(
             f"The chosen queries have only {found.manifest['lists']} different lists of right answers: intervals are "
-            "wide, and may be too narrow. Extend the sample: ray-backfill sample --add."
+            "wide, and may be too narrow. Extend the sample: a larger --budget, or sample --add."
         )
     return sentences
 

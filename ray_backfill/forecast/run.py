@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from itertools import combinations, pairwise
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,7 @@ def sample_models(
     Raises:
         InputError: See ``take_sample`` and ``embed_items``.
     """
-    _number_of(budget, 1 << 62)
+    _number_of(budget)
     written = write_items(context.out / "items", sources, items, context.overwrite)
     if not {"positives", "label"} & set(names_in(part_files(written / "queries.parquet")[0])):
         raise InputError("a forecast needs right answers: labels of the items, or a folder as BEIR has it")
@@ -99,13 +100,16 @@ def sample_models(
     return data, file, stored
 
 
-def _number_of(budget: str, size: int) -> int:
+def _number_of(budget: str, size: float = inf) -> int:
+    """Items of a budget. size: of the gallery; infinite while it is unknown."""
     try:
-        number = round(float(budget[:-1]) / 100 * size) if budget.endswith("%") else int(budget)
+        number = round(float(budget[:-1]) / 100 * min(size, 1 << 62)) if budget.endswith("%") else int(budget)
     except (ValueError, OverflowError):
         raise InputError(f"--budget is a number of items or a share such as 2%, not {budget!r}") from None
-    if not 0 < number <= size:
-        raise InputError(f"--budget {budget} is {number:,} of {size:,} items; give more than 0, and no more than all")
+    if not 0 < number <= min(size, 1 << 62):
+        raise InputError(
+            f"--budget {budget}: give more than 0, and no more than all{f' {size:,}' * (size < inf)} items"
+        )
     return number
 
 

@@ -132,6 +132,12 @@ def test_first_pages_are_short_and_name_options_and_groups_that_there_are(comman
                 pytest.fail(f"{command} has no group {name}")
 
 
+def test_a_group_of_one_kind_of_a_command_has_help_without_the_words_of_that_kind() -> None:
+    of_texts = ["--texts", "texts.csv"]
+    assert group_help("simulate", [], "items") == group_help("simulate", of_texts, "items")
+    assert "--gallery.items" in group_help("simulate", [], "gallery")
+
+
 def test_help_of_a_group_is_the_same_in_a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = group_help("simulate", [], "heads")
     monkeypatch.setenv("COLUMNS", "200")
@@ -181,6 +187,7 @@ def test_help_loads_nothing_heavy() -> None:
         (["simulat"], "unknown command 'simulat'; did you mean simulate?"),
         (["simulate", "--methods", "magic", "--data", "nowhere"], "unknown method 'magic'; known: old, new"),
         (["simulate", "--orders", "alphabetical"], "unknown order 'alphabetical'"),
+        (["simulate", "--old", "hf:a", "--new", "hf:b"], "give --texts or --images: what the two models embed"),
         (["simulate", "--help", "nothing"], "unknown group of options 'nothing'; known: run, images"),
         (["reproduce", "--recipe", "nope"], "unknown recipe 'nope'"),
         (["report", "nowhere"], "nowhere holds no results"),

@@ -231,6 +231,7 @@ def test_labels_that_could_never_be_equal_are_refused_before_anything_is_embedde
         (("text", "/nowhere/a.csv"), "/nowhere/a.csv"),
         (("image", "/nowhere"), "there is no /nowhere; give a folder of images, a table of their paths, or tar"),
         (("image", "."), "has no images"),
+        (("image", "one.jpg"), "one.jpg is one image; give a folder of images"),
         (("text", "twice.csv"), "the gallery has the id 'i1' twice"),
         (("text", "none.csv"), "has no rows"),
         (("text", "gap.csv"), "gap.csv: 1 of 2 rows have no id; fill them, or drop the rows"),
@@ -249,6 +250,22 @@ def test_what_is_wrong_with_a_source_is_said(
         write_items(tmp_path / "items", ItemSources(*given, queries=given[1]), ItemSettings())
     assert "\n" not in str(error.value)
     assert not (tmp_path / "items").exists(), "nothing is half-written"
+
+
+def test_an_id_that_is_there_twice_is_found_before_queries_are_drawn(tmp_path: Path) -> None:
+    """Drawn apart, both would be unique in their splits."""
+    lines = "".join(f"i{row % 39},text {row}\n" for row in range(40))
+    (tmp_path / "twice.csv").write_text(f"id,text\n{lines}", encoding="utf-8")
+    with pytest.raises(InputError, match=r"twice\.csv: the gallery has the id 'i0' twice"):
+        write_items(tmp_path / "items", ItemSources("text", str(tmp_path / "twice.csv")), ItemSettings())
+
+
+def test_small_splits_have_several_parts(tmp_path: Path) -> None:
+    lines = "".join(f"{row},text {row}\n" for row in range(4000))
+    (tmp_path / "many.csv").write_text(f"id,text\n{lines}", encoding="utf-8")
+    items = write_items(tmp_path / "items", ItemSources("text", str(tmp_path / "many.csv")), ItemSettings())
+    assert len(list((items / "gallery.parquet").iterdir())) == 17  # 2,600 items in parts of a sixteenth
+    assert len(list((items / "queries.parquet").iterdir())) == 4  # 400, of at least 100
 
 
 def test_settings_below_their_limits_are_refused() -> None:

@@ -433,7 +433,7 @@ def test_what_an_endpoint_refuses_is_one_line_without_the_key(
 def test_no_endpoint_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    with pytest.raises(InputError, match="needs a key; export OPENAI_API_KEY"):
+    with pytest.raises(InputError, match="needs a key: export OPENAI_API_KEY"):
         load("openai:small")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.setattr(openai, "_FIRST_WAIT_S", 0.001)

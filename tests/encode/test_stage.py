@@ -90,9 +90,9 @@ def test_another_model_is_refused(tmp_path: Path, items: Path) -> None:
     assert read_json(out / "probes.json") != probes
     with pytest.raises(InputError, match="--old and --new are the same model"):
         embed_items(tmp_path / "f", request(items, new=OLD), EmbedActors())
-    with pytest.raises(InputError, match="failed on 5 texts: out of order"):
+    with pytest.raises(InputError, match="failed on 5 texts: ValueError: out of order"):
         embed_items(tmp_path / "g", request(items, new="python:tests.encode._models:fails"), EmbedActors())
-    with pytest.raises(InputError, match=r"failed on .* texts: not this one"):
+    with pytest.raises(InputError, match=r"failed on .* texts: ValueError: not this one"):
         embed_items(tmp_path / "h", request(items, new="python:tests.encode._models:chokes"), EmbedActors())
     _wait_until(lambda: not list((tmp_path / "h").glob("*/.*.tmp")))  # the other actors finish their parts
 
@@ -194,7 +194,11 @@ def test_a_forecast_embeds_a_sample_only(tmp_path: Path, capsys: pytest.CaptureF
     assert "old" not in sampled
     np.testing.assert_array_equal(sampled["new"], _models.New()(sampled["text"], "document"))
     assert list(read_folder(tmp_path / "run" / "before", gallery_needs=("old",)).gallery.vectors) == ["old"]
-    for budget, says in (("some", "is a number of items or a share"), ("900", "is 900 of 299 items")):
+    for budget, says in (
+        ("200%", "no more than all items"),
+        ("some", "is a number of items or a share"),
+        ("900", "give more than 0, and no more than all 299 items"),
+    ):
         with pytest.raises(InputError, match=says):
             _main(["forecast", *words, "--budget", budget])
     written = (first / "manifest.json").stat().st_mtime_ns

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ray_backfill.cli import absolute, shown
 from ray_backfill.cli.commands.samples import ForecastModelsJob, forecast_options, run_forecast
-from ray_backfill.cli.models import ComparedModelsJob, embedded, has_truth, models_options, names_models
+from ray_backfill.cli.models import ComparedModelsJob, embedded, models_options, names_models
 from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.cli.runs import (
     ExitCode,
@@ -172,8 +172,6 @@ def _simulated(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob | 
     how, show_first = job.evaluation, None if job.json else print_first_table
     if isinstance(job, SimulateArraysJob):
         arrays = _arrays_of(job)
-        if job.gallery_labels is None and not how.truth:
-            how = replace(how, truth=("new-top1",))
         with running(job) as context:
             data = write_arrays(context.out / "arrays", arrays)
             return evaluate_folder(data, how, job.fits, context, show_first=show_first)
@@ -181,8 +179,6 @@ def _simulated(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob | 
         request = job.checked()
         with running(job) as context:
             data = embedded(request, job, context)
-            if not how.truth and not has_truth(data):
-                how = replace(how, truth=("new-top1",))
             return evaluate_folder(data, how, job.fits, context, show_first=show_first)
     data = absolute("--data", job.data)
     with running(job) as context:

@@ -58,7 +58,7 @@ class TextModel(_OfTransformers):
         try:
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(spec.name)
         except Exception as error:
-            raise not_found(spec, error) from error
+            raise InputError(f"{spec} has no tokenizer, so it embeds no texts: {type(error).__name__}") from error
         own = _own_pooling(Path(spec.name))
         self._pooling = spec.pooling or own or "mean"
         if self._pooling not in POOLINGS:
@@ -99,7 +99,9 @@ class VisionModel(_OfTransformers):
         try:
             self._processor = transformers.AutoImageProcessor.from_pretrained(spec.name, use_fast=False)
         except Exception as error:
-            raise not_found(spec, error) from error
+            raise InputError(
+                f"{spec} has no image processor, so it embeds no images: {type(error).__name__}"
+            ) from error
 
     def prepare(self, items: Sequence[Any], side: str) -> Any:
         return self._processor(images=list(items), return_tensors="pt")["pixel_values"]

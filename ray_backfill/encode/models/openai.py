@@ -49,7 +49,9 @@ class OpenAi:
         if not key.isascii() or not key.isprintable():
             raise InputError("OPENAI_API_KEY holds characters that no key has; export it again")
         if not key and self._url == _DEFAULT:
-            raise InputError(f"{spec} needs a key; export OPENAI_API_KEY=..., or OPENAI_BASE_URL of another endpoint")
+            raise InputError(
+                f"{spec} needs a key: export OPENAI_API_KEY, or OPENAI_BASE_URL of an endpoint without keys"
+            )
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._spec, self._processes = spec, device.processes
         self._next_s, self.tokens = 0.0, 0
