@@ -34,6 +34,7 @@ from ray_backfill.learn.training.fit import (
     TrainSet,
     Tuned,
     Values,
+    keeping,
     sized,
     train_set,
     trials_of,
@@ -222,9 +223,12 @@ def fit_stage(
     data = train_set(folder)
     own |= {method.name: _sized(method, own[method.name], data, distance) for method in (*here, *trained)}
     with task("fit maps", len(missing), "methods") as shown:
-        for method in here:
-            if method.is_trained:
-                shown.expect(len(missing))  # formulas took no time, so they cannot predict the rest
+        with keeping():
+            for method in (each for each in here if not each.is_trained):
+                fit_map(out / method.name, method, data, own[method.name], distance)
+                shown.advance()
+        for method in (each for each in here if each.is_trained):
+            shown.expect(len(missing))  # formulas took no time, so they cannot predict the rest
             fit_map(out / method.name, method, data, own[method.name], distance)
             shown.advance()
         if trained:

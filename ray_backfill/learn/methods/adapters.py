@@ -9,10 +9,11 @@ dimensions as hundreds of items plain least squares learns noise (docs/results/w
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ray_backfill.core.plugins import Deferred
 from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.models.apply import Affine, Wide, transform, unit
-from ray_backfill.learn.training.fit import Choice, Device, Fit, FitByItems, Fitted, OnEpoch, TrainSet
+from ray_backfill.learn.training.fit import Choice, Device, Fit, FitByItems, Fitted, OnEpoch, TrainSet, kept
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 
 Value = TypeVar("Value")
@@ -35,6 +36,9 @@ PARTS = 5
 # From this many items on, one held-out part tells the strengths apart as well as all five do (each item says something
 # in every dimension), at a fifth of the cost.
 MANY = 1_000
+
+# Least reciprocal condition of x^T x at which it may be inverted: that of x is then 1e-5, and errors stay below 1e-6.
+_LEAST_RCOND = 1e-10
 
 _TRAIN_MLP = Deferred("ray_backfill.learn.papers.drift_adapter", "train_mlp")
 
@@ -85,7 +89,7 @@ def strength_of(x_Np: Wide, y_Nq: Wide, towards: Callable[[Wide, Wide], Wide] | 
             # What is left to learn beside that map shrinks to zero as a ridge does.
             fixed = towards(part.x, part.y)
             y, drawn_to = part.y - part.x @ fixed, part.held_x @ fixed
-        scale, basis = np.linalg.eigh(part.x.T @ part.x)
+        scale, basis = _spectrum(part.x)
         weight, held_x, mean = basis.T @ (part.x.T @ y), part.held_x @ basis, scale.mean()
         predicted = (drawn_to + (held_x / (scale + strength * mean)) @ weight for strength in STRENGTHS)
         errors.append([squared_error(each, part.held_y) for each in predicted])
@@ -122,47 +126,81 @@ def stretch(x_Np: Wide, y_Nq: Wide, fit: Callable[[Wide, Wide], Wide]) -> float:
 
 def about_means(x_Np: Wide, y_Nq: Wide, weight_of: Callable[[Wide, Wide], Wide]) -> tuple[Wide, Wide]:
     """Fit the (p, q) weight W on centred inputs and targets; returns it with the (q,) bias b of the map x W + b."""
-    mean_x, mean_y = x_Np.mean(0), y_Nq.mean(0)
-    weight = weight_of(x_Np - mean_x, y_Nq - mean_y)
-    return weight, mean_y - mean_x @ weight
+    weight = weight_of(_centred(x_Np), _centred(y_Nq))
+    return weight, y_Nq.mean(0) - x_Np.mean(0) @ weight
+
+
+@kept
+def _centred(x_Np: Wide) -> Wide:
+    return x_Np - x_Np.mean(0)
+
+
+@kept
+def _spectrum(x_Np: Wide) -> tuple[Wide, Wide]:
+    """(p,) eigenvalues and (p, p) eigenvectors of x^T x."""
+    return cast("tuple[Wide, Wide]", np.linalg.eigh(x_Np.T @ x_Np))
 
 
 def rotation(x_Np: Wide, y_Nq: Wide) -> Wide:
     """(p, q) W with orthonormal rows or columns: the polar factor of x^T y, which minimises ||x W - y||^2 for p <= q.
 
-    Source: Schönemann 1966, for p = q.
+    Both directions share one decomposition. Source: Schönemann 1966, for p = q.
     """
+    is_first = (x_Np.shape[1], x_Np[0, 0]) <= (y_Nq.shape[1], y_Nq[0, 0])  # the same in every run
+    return _polar(x_Np, y_Nq) if is_first else _polar(y_Nq, x_Np).T
+
+
+@kept
+def _polar(x_Np: Wide, y_Nq: Wide) -> Wide:
     u, _, vt = np.linalg.svd(x_Np.T @ y_Nq, full_matrices=False)
     return u @ vt
 
 
+@kept
 def regression(x_Np: Wide, y_Nq: Wide, strength: float, towards: Wide | None = None) -> Wide:
     """(p, q) W that minimises ||x W - y||^2 + strength * s * ||W - towards||^2, s = trace(x^T x) / p.
 
     towards: default 0, which is ridge regression. Deviates: in the literature lambda-orthogonal maps are trained under
     a constraint; a penalty towards the rotation has a closed form and the same two limits.
     """
-    gram, cross = x_Np.T @ x_Np, x_Np.T @ y_Nq
-    weight = strength * np.trace(gram) / len(gram)
-    if weight == 0:
-        return np.linalg.lstsq(x_Np, y_Nq, rcond=None)[0].astype(np.float64)
-    right = cross if towards is None else cross + weight * towards
-    return np.linalg.solve(gram + weight * np.eye(len(gram)), right)
+    from scipy.linalg import LinAlgError, cho_factor, cho_solve, lapack, solve
+
+    gram, right = x_Np.T @ x_Np, x_Np.T @ y_Nq
+    norm, weight = np.linalg.norm(gram, 1), strength * np.trace(gram) / len(gram)
+    if towards is not None:
+        right += weight * towards
+    gram[np.diag_indices_from(gram)] += weight
+    if weight > 0:
+        return cast("Wide", solve(gram, right, assume_a="sym"))
+    with suppress(LinAlgError):  # of dimensions that say nothing, or of fewer items than dimensions
+        factor = cho_factor(gram)
+        if lapack.dpocon(factor[0], norm)[0] > _LEAST_RCOND:
+            found = cho_solve(factor, right)  # and once more, for what is lost by squaring x
+            return cast("Wide", found + cho_solve(factor, x_Np.T @ (y_Nq - x_Np @ found)))
+    return np.linalg.lstsq(x_Np, y_Nq, rcond=None)[0].astype(np.float64)
 
 
 def reduced_rank(x_Np: Wide, y_Nq: Wide, rank: int, strength: float = 0.0) -> Wide:
     """(p, q) W of at most this rank that minimises what ``regression`` does. Source: Izenman 1975 (identity weights)
     without a penalty, Mukherjee and Zhu 2011 with one."""
+    weight = regression(x_Np, y_Nq, strength)
+    if rank >= min(weight.shape):
+        return weight
     directions = main_directions(x_Np, y_Nq, strength)[:, :rank]
-    return regression(x_Np, y_Nq, strength) @ directions @ directions.T
+    return weight @ directions @ directions.T
 
 
+@kept
 def main_directions(x_Np: Wide, y_Nq: Wide, strength: float) -> Wide:
     """(q, min(p, q)) directions of the fitted values, the largest first; a penalty counts as p more items."""
     weight = regression(x_Np, y_Nq, strength)
-    penalty = strength * float((x_Np**2).sum()) / x_Np.shape[1]
-    fitted = weight.T @ (x_Np.T @ x_Np) @ weight + penalty * weight.T @ weight
-    return np.linalg.eigh(fitted)[1][:, ::-1][:, : min(weight.shape)]
+    fitted = weight.T @ (x_Np.T @ y_Nq)  # weight^T (x^T x + penalty) weight, which is symmetric
+    return cast("Wide", np.linalg.eigh(fitted)[1][:, ::-1][:, : min(weight.shape)])
+
+
+@kept
+def wide(vectors_Nd: Any, is_cosine: bool) -> Wide:
+    return unit(vectors_Nd) if is_cosine else np.asarray(vectors_Nd, np.float64)
 
 
 class Part(NamedTuple):
@@ -174,14 +212,17 @@ class Part(NamedTuple):
     held_y: Wide
 
 
-def parts(x_Np: Wide, y_Nq: Wide) -> Iterator[Part]:
+@kept
+def parts(x_Np: Wide, y_Nq: Wide) -> list[Part]:
     """Fifths of the items in random order, each held out in turn; only the first one where there are many items."""
+    found = []
     fifths = np.array_split(np.random.default_rng(0).permutation(len(x_Np)), PARTS)
     for held in fifths if len(x_Np) < MANY else fifths[:1]:
         seen = np.ones(len(x_Np), bool)
         seen[held] = False
         mean_x, mean_y = x_Np[seen].mean(0), y_Nq[seen].mean(0)
-        yield Part(x_Np[seen] - mean_x, y_Nq[seen] - mean_y, x_Np[held] - mean_x, y_Nq[held] - mean_y)
+        found.append(Part(x_Np[seen] - mean_x, y_Nq[seen] - mean_y, x_Np[held] - mean_x, y_Nq[held] - mean_y))
+    return found
 
 
 def best_of(values: Sequence[Value], errors: Sequence[Sequence[float]]) -> Value:
@@ -232,7 +273,7 @@ class FormulaFit(Fit):
         """The affine map. Cost: O(N p (p + q)), and O((p + q)^3)."""
         is_cosine = distance == "cosine"
         x, y = (data.vectors[model] for model in self.models)
-        wide_x, wide_y = (unit(v) if is_cosine else np.asarray(v, np.float64) for v in (x, y))
+        wide_x, wide_y = (wide(v, is_cosine) for v in (x, y))
         weight, bias = self.formula(wide_x, wide_y, settings)
         return Affine(weight.T.astype(np.float32), bias.astype(np.float32), is_cosine)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
-from ray_backfill.learn.methods.adapters import FormulaFit, about_means, regression, relaxed, strength_of
+from ray_backfill.learn.methods.adapters import FormulaFit, about_means, regression, relaxed, strength_of, wide
 from ray_backfill.learn.models.apply import FormulaMap, Wide, transform, unit
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.settings import FitSettings
@@ -86,7 +86,7 @@ class LocalFit(FormulaFit):
     ) -> Fitted:
         is_cosine = distance == "cosine"
         x, y = (data.vectors[model] for model in self.models)
-        x_Np, y_Nq = (unit(v) if is_cosine else np.asarray(v, np.float64) for v in (x, y))
+        x_Np, y_Nq = (wide(v, is_cosine) for v in (x, y))
         weight_pq, bias_q = self.formula(x_Np, y_Nq, settings.adapters)
         left_Nq = y_Nq - x_Np @ weight_pq - bias_q
         k = min(_MOST, max(1, len(x_Np) // (_PER_DIMENSION * x_Np.shape[1])))

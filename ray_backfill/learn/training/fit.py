@@ -9,11 +9,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +41,11 @@ Device: TypeAlias = "torch.device | None"
 FEWEST_ITEMS = 10
 # Called with an epoch (from 1) and its mean loss over all workers.
 OnEpoch = Callable[[int, float], None] | None
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Results of functions of arrays, while formulas are fitted. Those of larger arrays, in bytes, are not kept.
+_KEPT: ContextVar[dict[Any, Any] | None] = ContextVar("kept", default=None)
+_MOST_KEPT = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,33 @@ class TrainSet:
     def n_views(self) -> int:
         """Number of views of each item, the plain one included."""
         return 1 + max(map(len, self.views.values()), default=0)
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """Within it, formulas share what they need of the same arrays: copies, products and decompositions."""
+    token = _KEPT.set({})
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+def kept(function: Function) -> Function:
+    """A function of arrays, which must not change, and of numbers, whose results ``keeping`` keeps."""
+
+    @wraps(function)
+    def found(*given: Any, **named: Any) -> Any:
+        known, all_ = _KEPT.get(), (*given, *named.values())
+        arrays = [each for each in all_ if isinstance(each, np.ndarray)]
+        if known is None or max(each.nbytes for each in arrays) > _MOST_KEPT:
+            return function(*given, **named)
+        key = (function.__name__, *(id(each) if isinstance(each, np.ndarray) else each for each in all_))
+        if key not in known:
+            known[key] = function(*given, **named), arrays  # while these live, no other array has their ids
+        return known[key][0]
+
+    return cast("Function", found)
 
 
 def train_set(split: TrainSplit | EmbeddingFolder) -> TrainSet:

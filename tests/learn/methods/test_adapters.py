@@ -26,7 +26,7 @@ from ray_backfill.learn.methods.adapters import (
     strength_of,
 )
 from ray_backfill.learn.models.apply import transform
-from ray_backfill.learn.training.fit import TrainSet
+from ray_backfill.learn.training.fit import TrainSet, keeping
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 
 RNG = np.random.default_rng(0)
@@ -201,3 +201,34 @@ def test_wrong_settings_are_refused() -> None:
         AdapterSettings(ridge=-1)
     with pytest.raises(InputError, match="at most 1"):
         AdapterSettings(rank_share=1.5)
+
+
+@pytest.mark.parametrize(("p", "q"), [(12, 20), (20, 12), (15, 15)])
+def test_what_formulas_share_changes_no_bit(p: int, q: int) -> None:
+    """Whichever other formulas were fitted before."""
+    x, y = pair(p, q, n=60, noise=2.0)
+    data = TrainSet({"old": x.astype(np.float32), "new": y.astype(np.float32)}, None)
+    fits = [FormulaFit(formula, *ends) for formula in FORMULAS for ends in (("old", "new"), ("new", "old"))]
+
+    def fitted() -> list[np.ndarray]:
+        networks = [fit.fit(data, FitSettings(), "cosine").network for fit in fits]
+        return [array for network in networks for array in (getattr(network, name) for name in network.arrays)]
+
+    alone = fitted()
+    with keeping():
+        shared = fitted()
+        again = fitted()
+    for one, two, three in zip(alone, shared, again, strict=True):
+        np.testing.assert_array_equal(one, two)
+        np.testing.assert_array_equal(one, three)
+
+
+def test_ill_conditioned_least_squares_is_numpys() -> None:
+    """Below the limit of conditions by decomposition of x itself, above it by x^T x and one step of refinement."""
+    u, v = (np.linalg.qr(RNG.normal(size=(n, 30)))[0] for n in (200, 30))
+    for smallest in (1e-4, 1e-7):
+        x = u * np.geomspace(1, smallest, 30) @ v.T
+        y = x @ RNG.normal(size=(30, 5)) + RNG.normal(size=(200, 5))
+        expected = np.linalg.lstsq(x, y, rcond=None)[0]
+        found = regression(x, y, 0.0)
+        assert np.linalg.norm(found - expected) < 1e-6 * np.linalg.norm(expected)
