@@ -7,7 +7,7 @@
 # make reproduce DATA=PATH        docs/results/omniglot.md: every method, three seeds, all claims
 # make reproduce-landmarks        docs/results/landmarks.md: the same on rendered landmarks, open class
 # make reproduce-photographs DATA=PATH        docs/results/tiny_imagenet.md: methods of two models on photographs, five seeds
-# make atlas DATA=PATH            runs/atlas/atlas.md: pretrained models on public collections, and what rules of choice lose
+# make atlas DATA=PATH            docs/results/atlas.md: pretrained models on public collections, and what rules of choice lose
 # EXTRA=gpu make setup            on a machine with a CUDA GPU
 PYTHON ?= python3
 EXTRA ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)
@@ -96,7 +96,8 @@ reproduce-photographs: setup
 
 atlas: setup
 	@test -n "$(DATA)" || { echo "error: say where the collections are: make atlas DATA=PATH"; exit 2; }
-	$(BIN)/python -m reproduction.atlas --data-root $(abspath $(DATA)) $(if $(METHOD),--methods $(METHOD))
+	$(BIN)/python -m reproduction.atlas --data-root $(abspath $(DATA)) \
+	  $(if $(METHOD),--methods $(METHOD),--page docs/results/atlas.md --findings docs/results/atlas-findings.md)
 
 clean:
 	rm -rf .venv runs build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

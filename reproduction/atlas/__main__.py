@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -86,7 +87,8 @@ def _measure(collection: Collection, data: Path, out: Path, methods: tuple[str, 
         found = compare(upgrade, joined, own / "runs" / upgrade.name, (*METHODS, *methods))
         foretold = forecast(upgrade, joined, own / "runs" / upgrade.name)
         tables.append(pd.concat([found, foretold]).assign(**similarity(joined)))
-    return pd.concat(tables, ignore_index=True).assign(cores=usable_cpus(), date=str(datetime.date.today()))
+    found = pd.concat(tables, ignore_index=True).assign(cores=usable_cpus(), date=str(datetime.date.today()))
+    return found.astype(dict.fromkeys(found.select_dtypes("float64"), np.float32))  # the table is part of the docs
 
 
 def _write(page: Path, curves: pd.DataFrame, job: AtlasJob) -> Path:

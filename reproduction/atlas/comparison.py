@@ -124,7 +124,12 @@ def _areas(points: pd.DataFrame, metric: str) -> pd.DataFrame:
         values = own["value"].to_numpy()
         # The offline upgrade serves the old model until the last moment, so that no line leads there.
         auc = values[0] if key[1] == "offline" else np.trapezoid(values, own["t"].to_numpy())
-        row = {"start": values[0], "end": values[-1], "auc": auc, "curve": values if key[4] == ALL else None}
+        row = {
+            "start": values[0],
+            "end": values[-1],
+            "auc": auc,
+            "curve": values.astype(np.float32) if key[4] == ALL else None,
+        }
         rows.append(dict(zip(keys, key, strict=True)) | row)
     return pd.DataFrame(rows)
 
