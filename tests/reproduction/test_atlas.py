@@ -1,5 +1,6 @@
 """The atlas: embeddings joined to upgrades, classical features, and what rules of choice lose, worked out by hand."""
 
+import dataclasses
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 from scipy.stats import ConstantInputWarning
 
+from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import read_folder
 from ray_backfill.encode.encoder import TEXT
 from ray_backfill.encode.items import ItemSources
@@ -411,3 +413,35 @@ def test_a_tuned_model_brings_partners_together_and_is_kept(tmp_path: Path) -> N
     source.write_text(source.read_text(encoding="utf-8").replace('"label": 5', '"label": 4'), encoding="utf-8")
     tuned(folder, source, tuning, "base", make)
     assert made == [480, 480], "other items"
+
+
+def test_a_collection_that_is_measured_again_replaces_its_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reproduction.atlas import __main__ as command
+
+    (tmp_path / "cranfield").mkdir()
+    (tmp_path / "banking77").mkdir()
+    value, pages = [0.1], list[pd.DataFrame]()
+
+    def measured(collection: Collection, *_: Any) -> pd.DataFrame:
+        row = {"collection": collection.name, "auc": value[0], "cores": 2, "date": "2026-11-26"}
+        return pd.DataFrame([row, row])
+
+    monkeypatch.setattr(command, "_measure", measured)
+    monkeypatch.setattr(command, "check_packages", lambda _: None)
+    monkeypatch.setattr(command, "write_page", lambda _, curves, facts: pages.append(curves.assign(by=facts.command)))
+    page = tmp_path / "docs" / "atlas.md"
+    job = command.AtlasJob(data_root=tmp_path, out=tmp_path / "run", page=page, only=("banking77",))
+    page.parent.mkdir()
+    command.run_atlas(job)
+    command.run_atlas(dataclasses.replace(job, only=("cranfield",)))
+    value[0] = 0.2
+    command.run_atlas(dataclasses.replace(job, only=("cranfield",)))
+    assert pages[-1]["collection"].to_list() == ["cranfield", "cranfield", "banking77", "banking77"]
+    assert pages[-1]["auc"].to_list() == [0.2, 0.2, 0.1, 0.1]
+    command.run_atlas(command.AtlasJob(page=page))
+    pd.testing.assert_frame_equal(pages[-1], pages[-2])
+    assert pages[-1]["by"].iloc[0].endswith("--only cranfield banking77")
+    with pytest.raises(InputError, match="to write the page from; measure it with --data-root"):
+        command.run_atlas(command.AtlasJob(out=tmp_path / "nothing"))
