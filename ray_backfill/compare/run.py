@@ -89,8 +89,8 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
     settle(out, files())
     models = models_of(named.methods)
     folder = _read(data, models, context.out)
-    known = (folder.gallery.label, *((each.label, each.positives) if (each := folder.queries) else ()))
-    if not named.evaluation.truth and all(column is None for column in known):
+    tables = [folder.gallery, *([folder.queries] if folder.queries else [])]
+    if not named.evaluation.truth and all(each.label is None and each.positives is None for each in tables):
         named = replace(named.evaluation, truth=("new-top1",)).named
     takes_recommended = RECOMMENDED in named.evaluation.methods
     if folder.sample_path is not None:

@@ -52,7 +52,8 @@ def _model(name: str, call: Any) -> AtlasModel:
 
 
 def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "ORDER_METHODS", ("rm_naive", "ridge_gallery"))  # FCT would be trained on Ray
+    for name in ("ORDER_METHODS", "FORECAST_METHODS"):  # FCT would be trained on Ray
+        monkeypatch.setattr(comparison, name, ("rm_naive", "procrustes_gallery", "relaxed_gallery", "ridge_gallery"))
     collection = Collection("animals", TEXT, _prepare, "animals")
     models = {"small": _model("small", _models.old), "large": _model("large", _models.New())}
     folders = embed_collection(collection, models, tmp_path, tmp_path / "out")
