@@ -225,6 +225,9 @@ def test_a_folder_without_right_answers_is_compared_by_what_the_new_model_finds(
     asked = rb.simulate(tmp_path / "data", methods="rm_naive", points=3, truth="new-top1")
     assert "recall@10" in set(results.frame["metric"])
     pd.testing.assert_frame_equal(results.summary, asked.summary)
+    other = rb.simulate(tmp_path / "data", methods="rm_naive", points=3, truth="new-top10", metrics="recall@10")
+    start = [each.summary.query("metric == 'recall@10' and method == 'old'")["auc"].iloc[0] for each in (asked, other)]
+    assert start[0] != start[1], "what was asked for counts"
 
 
 def test_cutoffs_are_translated_and_what_they_show_is_counted(folder: Path, tmp_path: Path) -> None:

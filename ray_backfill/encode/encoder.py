@@ -124,7 +124,7 @@ class Model:
         vectors = np.concatenate(found) if found else np.empty((0, self.dims), np.float32)
         if not (is_finite := np.isfinite(vectors).all(axis=1)).all():
             first = int(is_finite.argmin())
-            remedy = "mend it, or leave that item out" if self.spec.dtype == "fp32" else "try dtype=fp32"
+            remedy = "fix the model, or leave that item out" if self.spec.dtype == "fp32" else "try dtype=fp32"
             of_item = f"item {ids[first]}" if ids else f"{self.modality} {first + 1} of {len(vectors)}"
             raise InputError(f"the model {self.spec} returned a vector that is not finite for {of_item}; {remedy}")
         return vectors

@@ -59,7 +59,7 @@ class ItemSettings:
     draw_train: int = 5000
     """Items for maps that are drawn from a single source, at most a quarter of it."""
     part_rows: int = 2000
-    """Items of a part, at most: a stopped run does finished parts never again. Small splits have smaller parts."""
+    """Items of a part, at most. A run that was stopped keeps its finished parts. Small splits have smaller parts."""
     draw_seed: int = 0
     """Random seed of what is drawn."""
 

@@ -147,6 +147,6 @@ def _opened(place: Mapping[str, Any]) -> Any:
     except Exception as error:  # PIL raises many kinds for broken files
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
             raise InputError(
-                f"{place['image']} cannot be read now: {error.strerror}; mend that, then run again"
+                f"{place['image']} cannot be read now: {error.strerror}; fix that, then run again"
             ) from error
         return f"{type(error).__name__}: {error}"[:200]

@@ -254,9 +254,11 @@ def test_what_is_wrong_with_a_source_is_said(
 
 def test_an_id_that_is_there_twice_is_found_before_queries_are_drawn(tmp_path: Path) -> None:
     """Drawn apart, both would be unique in their splits."""
-    lines = "".join(f"i{row % 39},text {row}\n" for row in range(40))
+    drawn = np.random.default_rng(0).permutation(40)  # queries first, the gallery last
+    ids = [f"i{drawn[0] if row == drawn[-1] else row}" for row in range(40)]
+    lines = "".join(f"{each},text {row}\n" for row, each in enumerate(ids))
     (tmp_path / "twice.csv").write_text(f"id,text\n{lines}", encoding="utf-8")
-    with pytest.raises(InputError, match=r"twice\.csv: the gallery has the id 'i0' twice"):
+    with pytest.raises(InputError, match=rf"twice\.csv: the gallery has the id 'i{drawn[0]}' twice"):
         write_items(tmp_path / "items", ItemSources("text", str(tmp_path / "twice.csv")), ItemSettings())
 
 

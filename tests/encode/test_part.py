@@ -95,7 +95,7 @@ def test_what_may_pass_is_no_broken_image(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(Image, "open", fails)
-    with pytest.raises(InputError, match=r"a\.png cannot be read now: Input/output error; mend that, then run again"):
+    with pytest.raises(InputError, match=r"a\.png cannot be read now: Input/output error; fix that, then run again"):
         contents_of(table, 1)
 
 
@@ -105,5 +105,5 @@ def test_the_item_without_a_finite_vector_is_named(tmp_path: Path) -> None:
 
     table = pa.table({"id": [f"i{row}" for row in range(9)], "text": ["a", "longer", "bad", *"bcdefg"]})
     pq.write_table(table, tmp_path / "in.parquet")
-    with pytest.raises(InputError, match="not finite for item i2; mend it, or leave that item out"):
+    with pytest.raises(InputError, match="not finite for item i2; fix the model, or leave that item out"):
         embed_part(tmp_path / "in.parquet", "gallery", {"old": model_of(sometimes, TEXT)})

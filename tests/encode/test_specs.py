@@ -100,7 +100,7 @@ def test_the_identity_is_that_of_the_code_and_the_options() -> None:
         (HERE + "wrong_number", r"returned an array of shape \(5, 4\) for 4 texts; one vector for each item"),
         (HERE + "tokens", "such as ColBERT, cannot be replayed"),
         (HERE + "one_number", r"returned an array of shape \(4,\), not \(4, d\)"),
-        (HERE + "not_finite", "returned a vector that is not finite for text 1 of 4; mend it"),
+        (HERE + "not_finite", "returned a vector that is not finite for text 1 of 4; fix the model"),
         (HERE + "fails", r"failed on 4 texts: ValueError: out of order \(_models.py, line \d+\)"),
         (HERE + "ragged", "failed on 4 texts: ValueError: setting an array element with a sequence"),
         ("mymodels:old", "unknown model kind .mymodels.; .*; a function of yours: python:mymodels:old"),

@@ -221,6 +221,9 @@ def test_regrets_by_hand() -> None:
     for curves, regret in ((best, 3), (unlearned, 0)):
         found = regrets(curves, other_collection).set_index(["collection", "new", "rule", "half"])["regret"]
         assert found["c", "y", "report", "b"] == pytest.approx(regret), "it recommends nothing that did not learn"
+    found = regrets(best, other_collection).set_index(["collection", "new", "rule", "half"])["regret"]
+    assert found["c", "y", "report", "a"] == pytest.approx(4), "half b says rank merge"
+    assert found["c", "y", "report_all", "a"] == pytest.approx(0), "all queries say ridge"
     with_rm = regrets(BY_HAND, other_collection, with_supervised=True)
     found = with_rm.set_index(["collection", "new", "rule", "half"])["regret"]
     assert found["c", "y", "seen", "b"] == 0
@@ -309,6 +312,10 @@ def test_the_page_counts_what_is_independent(tmp_path: Path) -> None:
     # better, it is never below the old one.
     assert re.search(r"\| `rm_naive` \| raw \| 3\.2 \| 5\.[23] \| 1\.1 \| 7\.0 \| 0 % \|", page)
     assert (tmp_path / "atlas.png").stat().st_size > 10_000
+    tiny = curves.assign(new_auc=curves["old_auc"] + 0.005)
+    write_page(tmp_path / "atlas.md", tiny, PageFacts("make atlas", "two cores", "today"))
+    page = (tmp_path / "atlas.md").read_text(encoding="utf-8")
+    assert "| cranfield | lsa | wordllama-256 | nDCG@10 | 10.0 | 10.5 | 0.50 | - | - | - | - | - | - |" in page
 
 
 def test_linear_cka() -> None:
