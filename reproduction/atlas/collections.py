@@ -112,11 +112,23 @@ def _cranfield(data: Path, to: Path) -> ItemSources:
     return _beir(to, documents, queries, [(query, item, grade) for query, _, item, grade in lines if float(grade) > 0])
 
 
-def _of_recipe(name: str, **changes: Any) -> Callable[[Path, Path], ItemSources]:
-    """Images of a recipe as tar shards with classes. changes: of the settings of its data set.
+def drawn_rows(sizes: Mapping[str, int]) -> dict[str, tuple[str, NDArray[np.int64]]]:
+    """Split of the collection -> the split of the images it is drawn from, and sorted rows. sizes: items of each split.
 
-    Without queries of its own, they are drawn from the gallery.
+    Queries are taken out of the gallery if there are none; models are tuned on what train leaves.
     """
+    rng = np.random.default_rng(0)
+    rows = {split: (split, rng.permutation(size)) for split, size in sizes.items()}
+    if "queries" not in rows:
+        gallery = rows["gallery"][1]
+        rows |= {"queries": ("gallery", gallery[:_QUERIES]), "gallery": ("gallery", gallery[_QUERIES:])}
+    rows[TUNE] = ("train", rows["train"][1][_TRAIN:])
+    numbers = {"gallery": _GALLERY, "queries": _QUERIES, "train": _TRAIN, TUNE: _TRAIN}
+    return {split: (rows[split][0], np.sort(rows[split][1][:number])) for split, number in numbers.items()}
+
+
+def _of_recipe(name: str, **changes: Any) -> Callable[[Path, Path], ItemSources]:
+    """Images of a recipe as tar shards with classes. changes: of the settings of its data set."""
 
     def prepare(data: Path, to: Path) -> ItemSources:
         from PIL import Image
@@ -125,21 +137,14 @@ def _of_recipe(name: str, **changes: Any) -> Callable[[Path, Path], ItemSources]
         from ray_backfill.recipes import load_recipe
 
         images = open_images(replace(load_recipe(name, data).images, **changes))
-        rng, to_draw = np.random.default_rng(0), {"gallery": _GALLERY, "queries": _QUERIES, "train": _TRAIN}
-        to_draw |= {TUNE: _TRAIN}
-        rows = {split: rng.permutation(len(images.items(split))) for split in images.splits}
-        source = {split: split if split in images.splits else "gallery" for split in to_draw} | {TUNE: "train"}
-        rows |= {TUNE: rows["train"][_TRAIN:]}
-        if "queries" not in images.splits:
-            rows |= {"queries": rows["gallery"][_GALLERY:]}
-        for split, number in to_draw.items():
-            own: NDArray[np.int64] = np.sort(rows[split][:number])
-            labels = images.items(source[split]).labels_N[own]
+        drawn = drawn_rows({split: len(images.items(split)) for split in images.splits})
+        for split, (source, own) in drawn.items():
+            labels = images.items(source).labels_N[own]
 
-            def write(path: Path, split: str = split, own: Any = own, labels: Any = labels) -> None:
+            def write(path: Path, source: str = source, own: Any = own, labels: Any = labels) -> None:
                 with tarfile.open(path, "w:") as tar:
                     for first in range(0, len(own), 256):
-                        pixels = images.read(source[split], own[first : first + 256]).pixels_BSSC
+                        pixels = images.read(source, own[first : first + 256]).pixels_BSSC
                         for i, each in enumerate(pixels, first):
                             png = BytesIO()
                             Image.fromarray(each.squeeze()).save(png, "png")
@@ -151,7 +156,7 @@ def _of_recipe(name: str, **changes: Any) -> Callable[[Path, Path], ItemSources]
             if not (to / f"{split}.tar").exists():
                 to.mkdir(parents=True, exist_ok=True)
                 write_whole(to / f"{split}.tar", write)
-        return ItemSources(IMAGE, *(str(to / f"{split}.tar") for split in to_draw if split != TUNE))
+        return ItemSources(IMAGE, *(str(to / f"{split}.tar") for split in drawn if split != TUNE))
 
     return prepare
 

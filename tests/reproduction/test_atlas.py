@@ -19,7 +19,7 @@ from ray_backfill.data.folder import read_folder
 from ray_backfill.encode.encoder import TEXT
 from ray_backfill.encode.items import ItemSources
 from reproduction.atlas import comparison
-from reproduction.atlas.collections import COLLECTIONS, Collection
+from reproduction.atlas.collections import COLLECTIONS, Collection, drawn_rows
 from reproduction.atlas.comparison import METHODS, ORDERS, PAIRS, Upgrade, compare, forecast
 from reproduction.atlas.embeddings import embed_collection, join, map_gallery
 from reproduction.atlas.models import MODELS, AtlasModel, models_of
@@ -123,6 +123,22 @@ def test_what_is_named_is_there() -> None:
     upgrades = sum(len(PAIRS[collection.modality]) for collection in COLLECTIONS)
     assert upgrades >= 30
     assert len({model.name for model in MODELS}) == len(MODELS)
+
+
+def test_queries_are_taken_out_of_a_gallery_without_them() -> None:
+    drawn = drawn_rows({"train": 2904, "gallery": 1936})
+    assert {split: source for split, (source, _) in drawn.items()} == {
+        "gallery": "gallery", "queries": "gallery", "train": "train", "tune": "train",
+    }  # fmt: skip
+    rows = {split: own for split, (_, own) in drawn.items()}
+    assert {split: len(own) for split, own in rows.items()} == {
+        "gallery": 1436, "queries": 500, "train": 2000, "tune": 904,
+    }  # fmt: skip
+    assert sorted([*rows["gallery"], *rows["queries"]]) == list(range(1936))
+    assert sorted([*rows["train"], *rows["tune"]]) == list(range(2904))
+    drawn = drawn_rows({"train": 30000, "gallery": 9000, "queries": 1000})
+    assert [len(drawn[split][1]) for split in ("gallery", "queries", "train", "tune")] == [4000, 500, 2000, 2000]
+    assert drawn["queries"][0] == "queries"
 
 
 def test_classical_features_of_simple_images(tmp_path: Path) -> None:
