@@ -3,6 +3,7 @@
 import datetime
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from reproduction.atlas.embeddings import embed_collection, join, map_gallery
 from reproduction.atlas.models import check_packages, models_of
 from reproduction.atlas.page import PageFacts, write_page
 from reproduction.atlas.predictors import similarity
+from reproduction.atlas.rules import UPGRADE
+
+_UPGRADES = [Upgrade(each.name, *pair) for each in COLLECTIONS for pair in PAIRS[each.modality]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,8 @@ class AtlasJob:
     findings: Path | None = None
     """Markdown file to include in the page; None: no findings."""
     only: tuple[str, ...] = ()
-    """Collections to compare on; by default all. The table of curves keeps its rows of all others."""
+    """Collections to compare on, or single upgrades as COLLECTION/OLD_NEW; by default all. The table of curves keeps
+    its rows of all others."""
     methods: tuple[str, ...] = ()
     """Further methods to rank: names, or MODULE:NAME of a module on PYTHONPATH or in the working folder."""
 
@@ -52,59 +57,88 @@ def run_atlas(job: AtlasJob) -> Path:
             raise InputError(f"there is no {table} to write the page from; measure it with --data-root")
         return _write(page, pd.read_parquet(table), job)
     data = absolute("--data-root", job.data_root)
-    known = [collection.name for collection in COLLECTIONS]
-    if unknown := set(job.only) - set(known):
-        raise InputError(f"--only: no collection {sorted(unknown)[0]!r}; there are: {', '.join(known)}")
+    chosen = _chosen(job.only)
     methods = _with_modules(job.methods)
     find_methods(methods)
-    chosen = [collection for collection in COLLECTIONS if collection.name in (job.only or known)]
     for collection in chosen:
         if collection.needs and not (data / collection.needs).exists():
             raise InputError(f"{data} has no {collection.needs}; leave {collection.name} out with --only")
     check_packages(model for collection in chosen for model in models_of(collection.modality).values())
     out = job.out.absolute()
     with locked(out, "out", command_line()):
-        for collection in chosen:
-            measured = _measure(collection, data, out, methods)
-            if table.exists():
-                kept = pd.read_parquet(table)
-                measured = pd.concat([kept[kept["collection"] != collection.name], measured], ignore_index=True)
-            places = measured["collection"].map(known.index).sort_values(kind="stable").index
-            write_parquet(table, pa.Table.from_pandas(measured.loc[places], preserve_index=False))
+        for collection, upgrades in chosen.items():
+            for measured in _measure(collection, upgrades, data, out, methods):
+                _keep(table, measured)
     return _write(page, pd.read_parquet(table), job)
 
 
-def _measure(collection: Collection, data: Path, out: Path, methods: tuple[str, ...]) -> pd.DataFrame:
-    """The curves of all upgrades of a collection. methods: besides those of the atlas."""
-    pairs, models, own = PAIRS[collection.modality], models_of(collection.modality), out / collection.name
-    folders, tables = embed_collection(collection, models, data, out), []
-    for old, new in pairs:
-        upgrade = Upgrade(collection.name, old, new)
+def _chosen(only: tuple[str, ...]) -> dict[Collection, list[Upgrade]]:
+    """The upgrades of each collection that --only names; all of them if it is empty."""
+    names = {each: {each.collection, f"{each.collection}/{each.name}"} for each in _UPGRADES}
+    known = set().union(*names.values())
+    if unknown := set(only) - known:
+        raise InputError(
+            f"--only: no collection or upgrade {min(unknown)!r}; there are: "
+            f"{', '.join(each.name for each in COLLECTIONS)}, and upgrades such as {max(known)}"
+        )
+    own = [each for each in _UPGRADES if not only or names[each] & set(only)]
+    found = {each: [upgrade for upgrade in own if upgrade.collection == each.name] for each in COLLECTIONS}
+    return {collection: upgrades for collection, upgrades in found.items() if upgrades}
+
+
+def _keep(table: Path, measured: pd.DataFrame) -> None:
+    """Put the curves of upgrades into the table, in the place of earlier ones."""
+
+    def names(rows: pd.DataFrame) -> pd.MultiIndex:
+        return pd.MultiIndex.from_frame(rows[UPGRADE])
+
+    if table.exists():
+        kept = pd.read_parquet(table)
+        measured = pd.concat([kept[~names(kept).isin(names(measured))], measured], ignore_index=True)
+    known = pd.MultiIndex.from_tuples([(each.collection, each.old, each.new) for each in _UPGRADES])
+    rows = measured.iloc[np.argsort(known.get_indexer(names(measured)), kind="stable")]
+    write_parquet(table, pa.Table.from_pandas(rows, preserve_index=False))
+
+
+def _measure(
+    collection: Collection, upgrades: list[Upgrade], data: Path, out: Path, methods: tuple[str, ...]
+) -> Iterator[pd.DataFrame]:
+    """The curves of each upgrade. methods: besides those of the atlas."""
+    models, own = models_of(collection.modality), out / collection.name
+    folders = embed_collection(collection, models, data, out)
+    for upgrade in upgrades:
+        old, new = upgrade.old, upgrade.new
         first, chained, second = old.partition(">")
         if chained:
             folders[old] = map_gallery(own / "models" / old, folders[first], folders[second])
         joined = join(own / "upgrades" / upgrade.name, folders[old], folders[new])
         found = compare(upgrade, joined, own / "runs" / upgrade.name, (*METHODS, *methods))
         foretold = forecast(upgrade, joined, own / "runs" / upgrade.name)
-        tables.append(pd.concat([found, foretold]).assign(**similarity(joined)))
-    found = pd.concat(tables, ignore_index=True).assign(cores=usable_cpus(), date=str(datetime.date.today()))
-    return found.astype(dict.fromkeys(found.select_dtypes("float64"), np.float32))  # the table is part of the docs
+        found = pd.concat([found, foretold], ignore_index=True).assign(**similarity(joined))
+        found = found.assign(cores=usable_cpus(), date=str(datetime.date.today()))
+        # The table is part of the docs.
+        yield found.astype(dict.fromkeys(found.select_dtypes("float64"), np.float32))
 
 
 def _write(page: Path, curves: pd.DataFrame, job: AtlasJob) -> Path:
     findings = f"{job.findings.read_text(encoding='utf-8')}\n" if job.findings else ""
     days = " to ".join(sorted({curves["date"].min(), curves["date"].max()}))
     machine = f"{int(curves['cores'].max())} cores"
-    write_page(page, curves, PageFacts(_command(set(curves["collection"])), machine, days, findings))
+    write_page(page, curves, PageFacts(_command(curves), machine, days, findings))
     return page
 
 
-def _command(collections: set[str]) -> str:
-    """The command without the paths of a machine."""
-    known = [collection.name for collection in COLLECTIONS]
-    if collections == set(known):
+def _command(curves: pd.DataFrame) -> str:
+    """The command that measures the upgrades of the table, without the paths of a machine."""
+    names = {tuple(names) for names in curves[UPGRADE].drop_duplicates().to_numpy()}
+    measured = [each for each in _UPGRADES if (each.collection, each.old, each.new) in names]
+    if len(measured) == len(_UPGRADES):
         return "make atlas DATA=PATH"
-    return f"python -m reproduction.atlas --data-root PATH --only {' '.join(filter(collections.__contains__, known))}"
+    only: list[str] = []
+    for collection, upgrades in _chosen(()).items():
+        own = [f"{collection.name}/{each.name}" for each in upgrades if each in measured]
+        only += [collection.name] if len(own) == len(upgrades) else own
+    return f"python -m reproduction.atlas --data-root PATH --only {' '.join(only)}"
 
 
 def _with_modules(methods: tuple[str, ...]) -> tuple[str, ...]:

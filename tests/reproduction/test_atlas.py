@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -439,7 +440,7 @@ def test_a_tuned_model_brings_partners_together_and_is_kept(tmp_path: Path) -> N
     assert made == [480, 480], "other items"
 
 
-def test_a_collection_that_is_measured_again_replaces_its_rows_alone(
+def test_an_upgrade_that_is_measured_again_replaces_its_rows_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from reproduction.atlas import __main__ as command
@@ -448,9 +449,10 @@ def test_a_collection_that_is_measured_again_replaces_its_rows_alone(
     (tmp_path / "banking77").mkdir()
     value, pages = [0.1], list[pd.DataFrame]()
 
-    def measured(collection: Collection, *_: Any) -> pd.DataFrame:
-        row = {"collection": collection.name, "auc": value[0], "cores": 2, "date": "2026-11-26"}
-        return pd.DataFrame([row, row])
+    def measured(collection: Collection, upgrades: list[Upgrade], *_: Any) -> Iterator[pd.DataFrame]:
+        for upgrade in upgrades:
+            row = {**dataclasses.asdict(upgrade), "auc": value[0], "cores": 2, "date": "2026-11-26"}
+            yield pd.DataFrame([row, row])
 
     monkeypatch.setattr(command, "_measure", measured)
     monkeypatch.setattr(command, "check_packages", lambda _: None)
@@ -462,10 +464,24 @@ def test_a_collection_that_is_measured_again_replaces_its_rows_alone(
     command.run_atlas(dataclasses.replace(job, only=("cranfield",)))
     value[0] = 0.2
     command.run_atlas(dataclasses.replace(job, only=("cranfield",)))
-    assert pages[-1]["collection"].to_list() == ["cranfield", "cranfield", "banking77", "banking77"]
-    assert pages[-1]["auc"].to_list() == [0.2, 0.2, 0.1, 0.1]
+    pairs = len(PAIRS[TEXT])
+    assert pages[-1]["collection"].to_list() == ["cranfield"] * 2 * pairs + ["banking77"] * 2 * pairs
+    assert pages[-1]["auc"].to_list() == [0.2] * 2 * pairs + [0.1] * 2 * pairs
+    value[0] = 0.3
+    command.run_atlas(dataclasses.replace(job, only=("cranfield/lsa_minilm", "banking77/glove_minilm")))
+    again = pages[-1][pages[-1]["auc"] == 0.3]
+    assert again[["collection", "old", "new"]].drop_duplicates().to_numpy().tolist() == [
+        ["cranfield", "lsa", "minilm"], ["banking77", "glove", "minilm"],
+    ]  # fmt: skip
+    assert len(again) == 4
+    assert len(pages[-1]) == len(pages[-2])
     command.run_atlas(command.AtlasJob(page=page))
     pd.testing.assert_frame_equal(pages[-1], pages[-2])
     assert pages[-1]["by"].iloc[0].endswith("--only cranfield banking77")
+    part = dataclasses.replace(job, page=page.with_name("part.md"), only=("banking77/glove_minilm", "cranfield"))
+    command.run_atlas(part)
+    assert pages[-1]["by"].iloc[0].endswith("--only cranfield banking77/glove_minilm")
+    with pytest.raises(InputError, match=r"no collection or upgrade 'cranfield/minilm_glove'; there are: cranfield"):
+        command.run_atlas(dataclasses.replace(job, only=("cranfield/minilm_glove",)))
     with pytest.raises(InputError, match="to write the page from; measure it with --data-root"):
         command.run_atlas(command.AtlasJob(out=tmp_path / "nothing"))
