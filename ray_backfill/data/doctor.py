@@ -29,7 +29,7 @@ BLOCK_ROWS = 1_024
 _SAMPLE = 8_192
 # Share of equal vectors from which they are told.
 _EQUAL_SHARE = 0.001
-# With fewer items per dimension than this, a map without a penalty fits noise: docs/results/wide.md.
+# With fewer items per dimension than this, a map without a penalty fits noise: docs/results/atlas.md.
 ITEMS_PER_DIMENSION = 5
 
 FIT_NOISE = (

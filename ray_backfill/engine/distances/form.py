@@ -351,7 +351,7 @@ _PAIRS = 20_000
 # The middle 98 % of the pairs: without copies of one item, and without outliers.
 _SHARES = (0.01, 0.99)
 # Below this share of the shorter band, distances do not compare. Ordinary pairs of models have 0.8 to 1, models with a
-# narrow band beside ordinary ones 0: docs/results/wide.md.
+# narrow band beside ordinary ones 0: docs/results/atlas.md.
 _LEAST_OVERLAP = 0.5
 
 

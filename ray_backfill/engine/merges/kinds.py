@@ -158,7 +158,7 @@ MERGES = (
         },
     ),
     MergeKind(
-        BEST, "best of raw, quantile, isotonic and CSLS", "cross-validation: docs/results/wide.md", _best,
+        BEST, "best of raw, quantile, isotonic and CSLS", "cross-validation: docs/results/atlas.md", _best,
         needs_train=False,
         is_monotone=False,
         is_choice=True,

@@ -4,7 +4,7 @@ Each kind comes in two directions: ``_gallery`` maps the old gallery into the ne
 new queries into the old space, {A(new), old}. Source: Schönemann 1966 (Procrustes), Izenman 1975 (reduced-rank
 regression), Mukherjee and Zhu 2011 (the same with a ridge penalty), and "drift adapters", 2025 (low-rank affine,
 residual MLP) for retrieval. Penalties and ranks that are not given are chosen by cross-validation: with as many
-dimensions as hundreds of items plain least squares learns noise (docs/results/wide.md).
+dimensions as hundreds of items plain least squares learns noise (docs/results/atlas.md).
 
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 """
@@ -115,7 +115,7 @@ def stretch(x_Np: Wide, y_Nq: Wide, fit: Callable[[Wide, Wide], Wide]) -> float:
 
     A penalised map predicts unseen items closer to their mean than true embeddings lie, the more so the less it knows:
     every one of them then is closer to a query than an embedding of the new model, and the merged ranking shows mapped
-    items first (docs/results/wide.md).
+    items first (docs/adr/0016).
     """
     predicted = true = 0.0
     for part in parts(x_Np, y_Nq):
@@ -327,7 +327,7 @@ _GLOSSARY = {
     "Adapter": "A small map between the embeddings of two models, fitted on pairs of embeddings without labels. "
     "gallery: it maps the old gallery into the new space; query: it maps new queries into the old space."
 }
-# The best-known baseline, and the two maps that docs/results/wide.md finds near the best whatever the dimensions. All
+# The best-known baseline, and the two maps that docs/results/atlas.md finds near the best whatever the dimensions. All
 # map the gallery: queries mapped into an old space of another number of dimensions lose more than they gain.
 _RECOMMENDED = ("procrustes_gallery", "relaxed_gallery", "ridge_gallery")
 

@@ -138,7 +138,7 @@ def test_every_item_is_held_out_once_or_a_fifth_of_many(n: int, expected: int) -
 
 @pytest.mark.parametrize("formula", [ridge, relaxed])
 def test_recommended_maps_predict_wide_vectors_better_than_least_squares(formula: Formula) -> None:
-    """200 items of 150 dimensions, as of the wide models of docs/results/wide.md: least squares learns the noise."""
+    """200 items of 150 dimensions, as few as of the wide models of the atlas: least squares learns the noise."""
     x = RNG.normal(size=(2000, 150))
     y = x @ np.linalg.qr(RNG.normal(size=(150, 150)))[0] + 0.7 * RNG.normal(size=(2000, 150))
 
@@ -152,7 +152,7 @@ def test_recommended_maps_predict_wide_vectors_better_than_least_squares(formula
 
 
 def test_recommended_maps_are_of_the_gallery_and_penalised() -> None:
-    """Query maps fail between unequal dimensions, plain least squares on wide vectors (docs/results/wide.md)."""
+    """Query maps fail between unequal dimensions, plain least squares on wide vectors (docs/results/atlas.md)."""
     assert {m.name for m in METHODS if m.is_recommended} == {"procrustes_gallery", "relaxed_gallery", "ridge_gallery"}
 
 
