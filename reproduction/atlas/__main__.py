@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -138,7 +139,7 @@ def _command(curves: pd.DataFrame) -> str:
     for collection, upgrades in _chosen(()).items():
         own = [f"{collection.name}/{each.name}" for each in upgrades if each in measured]
         only += [collection.name] if len(own) == len(upgrades) else own
-    return f"python -m reproduction.atlas --data-root PATH --only {' '.join(only)}"
+    return f"python -m reproduction.atlas --data-root PATH --only {shlex.join(only)}"  # some names have a ">"
 
 
 def _with_modules(methods: tuple[str, ...]) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ def stretch(x_Np: Wide, y_Nq: Wide, fit: Callable[[Wide, Wide], Wide]) -> float:
 
     A penalised map predicts unseen items closer to their mean than true embeddings lie, the more so the less it knows:
     every one of them then is closer to a query than an embedding of the new model, and the merged ranking shows mapped
-    items first (docs/adr/0016).
+    items first (ADR 16).
     """
     predicted = true = 0.0
     for part in parts(x_Np, y_Nq):
