@@ -376,20 +376,23 @@ def band_of(vectors_Nd: FloatArray, distance: str = "cosine", others_Nd: FloatAr
     rng = np.random.default_rng(0)
     i, j = rng.integers(0, n, _PAIRS), rng.integers(0, n - 1, _PAIRS)
     j += j >= i
-    left = _rows(vectors_Nd, i, distance)
-    right = _rows(vectors_Nd if others_Nd is None else others_Nd, j, distance)
-    found = np.linalg.norm(left - right, axis=1) if distance == "l2" else np.einsum("pd,pd->p", left, right)
-    found = found[np.isfinite(found)]
+    left, i = _read(vectors_Nd, i)
+    right, j = _read(vectors_Nd if others_Nd is None else others_Nd, j)
+    of_left, of_right = lengths(left), lengths(right)
+    both = of_left[i] * of_right[j]
+    known = np.isfinite(both) & ((both > 0) | (distance != "cosine"))
+    i, j, found = i[known], j[known], np.empty(np.count_nonzero(known), np.float32)
+    exact_pairs(left, right, i, j, i, j, of_left, of_right, DISTANCES.index(distance), found)
+    if distance != "l2":
+        found = np.float32(distance == "cosine") - found
     low, high = np.quantile(found, _SHARES) if len(found) else (0.0, 0.0)
     return Band(float(low), float(high))
 
 
-def _rows(vectors_Nd: FloatArray, rows: IntArray, distance: str) -> NDArray[np.float64]:
-    """These rows, each read once; of length 1 for cosine, NaN where they are zero."""
+def _read(vectors_Nd: FloatArray, rows: IntArray) -> tuple[NDArray[np.float32], IntArray]:
+    """These rows, each read once, and the place of each there."""
     read, places = np.unique(rows, return_inverse=True)
-    some = np.asarray(vectors_Nd[read], np.float64)
-    with np.errstate(invalid="ignore"):
-        return (normalise(some) if distance == "cosine" else some)[places]
+    return as_float32(vectors_Nd[read]), places
 
 
 def do_compare(one: Band, other: Band) -> bool:
