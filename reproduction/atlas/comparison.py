@@ -74,7 +74,8 @@ def compare(upgrade: Upgrade, joined: Path, out: Path, methods: tuple[str, ...] 
     """Compare the methods; returns one row for each curve, of all queries and of each fold.
 
     Columns: those of ``Upgrade``, metric, method, order, merge, fold, queries, start, end, auc, curve (M_t as a list,
-    of all queries only), learned (False: worse than rank merge on validation items), and the auc of old and new.
+    of all queries only), learned (False: worse than rank merge on validation items), and, of all queries, the auc of
+    old and new alone with the same merge: CSLS changes them, too, and so the offline upgrade.
 
     joined: folder of the two models.
     """
@@ -85,17 +86,29 @@ def compare(upgrade: Upgrade, joined: Path, out: Path, methods: tuple[str, ...] 
         pd.read_parquet(results / f"{name}.parquet") for name in ("curves", "subgroups", "queries")
     )
     folds = folds[folds["group"].isin(FOLDS)].rename(columns={"group": FOLD})
-    found = _areas(pd.concat([_of_all(every, len(queries)), folds]), every["metric"].iloc[0])
+    points = _with_csls(pd.concat([_of_all(every, len(queries)), folds]))
+    found = _areas(points, every["metric"].iloc[0])
+    alone = pd.read_parquet(results / "summary.parquet")
     if read_folder(joined).gallery.label is not None:
         ordered = Evaluation(("old", "new", *ORDER_METHODS), ORDERS, ("best",), metrics=("recommended",))
         points = pd.read_parquet(_evaluate(joined, out, ordered, "orders") / "curves.parquet")
         points = _of_all(points[points["order"] != "random"], len(queries))
         found = pd.concat([found, _areas(points, points["metric"].iloc[0])])
-    for name in ("old", "new"):
-        own = found[found["method"] == name].groupby(FOLD)["auc"].first()
-        found[f"{name}_auc"] = found[FOLD].map(own)
+    keys = ["metric", "method", "order", "merge"]
+    found = found.merge(alone[[*keys, "old_auc", "new_auc"]].assign(**{FOLD: ALL}), "left", [*keys, FOLD])
     found["learned"] = ~found["method"].isin(_unlearned(results))
     return found.assign(**asdict(upgrade))
+
+
+def _with_csls(points: pd.DataFrame) -> pd.DataFrame:
+    """The points, and those of the offline upgrade with CSLS: of old until the last moment, which is of new."""
+    is_csls, is_last = points["merge"] == "csls", points["t"] == 1
+    own = points[is_csls & (points["method"] == np.where(is_last, "new", "old"))].assign(method="offline")
+    keys = ["metric", "method", "order", "merge", "t"]
+    total = own.assign(value=own["value"] * own["queries"]).groupby(keys, as_index=False)[["value", "queries"]].sum()
+    total["value"] /= total["queries"]
+    total[FOLD] = ALL
+    return pd.concat([points, own, total])
 
 
 def _unlearned(results: Path) -> list[str]:

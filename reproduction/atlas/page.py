@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import cast
 
@@ -16,6 +17,7 @@ from reproduction.atlas.embeddings import FOLD
 from reproduction.atlas.models import MODELS, family_of
 from reproduction.atlas.predictors import PREDICTORS, TARGETS, predictability
 from reproduction.atlas.rules import (
+    CHOICE,
     NOT_CHOSEN,
     RULES,
     SUPERVISED,
@@ -99,7 +101,7 @@ The same where there are labels, and full RM may be chosen:
 ## What a method loses
 
 The regret of always the same method and merge, by collection. *Harms*: share of the upgrades in which it is worse than
-the old service throughout would be, where the new model is better.
+the old service throughout would be with the same merge, where the new model is better.
 
 {table_lines(_methods_table(curves))}
 
@@ -121,8 +123,8 @@ predicts nothing. In brackets: Spearman's correlation over all upgrades.
 ## Upgrades
 
 Gains are the share of the upgrade's improvement that users get on average, in per cent: 0 is the old service
-throughout, 100 the new one from the start. None is given where the new model is not better by a point at least. CKA
-says how alike the models are (0 to 1).
+throughout, 100 the new one from the start, both with the same merge, which matters where it is CSLS. None is given
+where the new model is not better by a point at least. CKA says how alike the models are (0 to 1).
 
 {table_lines(_upgrades_table(whole))}
 
@@ -137,8 +139,10 @@ Cosines: the middle 98 % of random pairs of items, from the least to the largest
     write_whole(path, lambda to: to.write_text(text, encoding="utf-8"))
 
 
-def _improving(curves: pd.DataFrame) -> pd.DataFrame:
-    return curves[curves["new_auc"] > curves["old_auc"]]
+def _improving(whole: pd.DataFrame) -> pd.DataFrame:
+    """The curves of upgrades whose new model is better."""
+    better = whole.loc[(whole["merge"] == "raw") & (whole["new_auc"] > whole["old_auc"]), UPGRADE]
+    return whole[pd.MultiIndex.from_frame(whole[UPGRADE]).isin(pd.MultiIndex.from_frame(better))]
 
 
 def _draw(whole: pd.DataFrame, path: Path) -> None:
@@ -221,15 +225,15 @@ def _methods_table(curves: pd.DataFrame) -> PageTable:
     without = auc_table(curves).xs(ALL, level=FOLD)
     best = without.to_numpy(np.float64)
     lost = 100 * table.rsub(pd.Series(np.nanmax(best, axis=1), index=without.index), axis=0)
-    whole = curves[curves[FOLD] == ALL].drop_duplicates(UPGRADE).set_index(UPGRADE)
-    old, new = (whole[f"{name}_auc"].reindex(table.index) for name in ("old", "new"))
+    improving = _improving(curves[(curves[FOLD] == ALL) & (curves["order"] == "random")])
+    harmed = (improving["auc"] < improving["old_auc"]).groupby([improving[name] for name in CHOICE]).mean().to_dict()
     of_collection = table.index.get_level_values("collection")
     shown = []
     for method, merge in cast("list[Choice]", list(table.columns)):
         if merge not in {"raw", "best"} or (table[method, merge].isna().any() and method not in SUPERVISED):
             continue
         own = lost[method, merge]
-        harms = _share((table[method, merge] < old)[(new > old) & own.notna()])
+        harms = f"{100 * harmed[method, merge]:.0f} %" if (method, merge) in harmed else "-"
         by_collection = own.groupby(of_collection, sort=False).mean()
         cells = (f"{value:.1f}".replace("nan", "-") for value in by_collection)
         shown.append((own.mean(), (f"`{method}`", merge, f"{own.mean():.1f}", *cells, f"{own.max():.1f}", harms)))
@@ -272,18 +276,19 @@ def _choice(choice: tuple[str, str]) -> str:
 def _upgrades_table(whole: pd.DataFrame) -> PageTable:
     rows = []
     for names, own in whole.groupby(UPGRADE, sort=False):
-        by_choice = own.set_index(["method", "merge"])["auc"].to_dict()
-        old, new, cka = own["old_auc"].iloc[0], own["new_auc"].iloc[0], own["cka"].iloc[0]
-        gains = [
-            f"{100 * (by_choice[choice] - old) / (new - old):.0f}"
-            if choice in by_choice and new - old >= _LEAST_STEP
-            else "-"
-            for choice in _SHOWN
-        ]
-        quality = (own["metric"].iloc[0], f"{100 * old:.1f}", f"{100 * new:.1f}", f"{cka:.2f}")
+        aucs = own[["auc", "old_auc", "new_auc"]].to_numpy(np.float64)
+        of_choice = dict(zip(zip(own["method"], own["merge"], strict=True), starmap(_gain, aucs), strict=True))
+        gains = [of_choice.get(choice, "-") for choice in _SHOWN]
+        old, new = (own.loc[own["merge"] == "raw", f"{name}_auc"].iloc[0] for name in ("old", "new"))
+        quality = (own["metric"].iloc[0], f"{100 * old:.1f}", f"{100 * new:.1f}", f"{own['cka'].iloc[0]:.2f}")
         rows.append((*map(str, names), *quality, *gains))
     header = ("collection", "old model", "new model", "metric", "old", "new", "CKA", *map(_choice, _SHOWN))
     return PageTable(header, tuple(rows))
+
+
+def _gain(auc: float, old_auc: float, new_auc: float) -> str:
+    step = new_auc - old_auc
+    return f"{100 * (auc - old_auc) / step:.0f}" if step >= _LEAST_STEP else "-"
 
 
 def _models_table(whole: pd.DataFrame, used: Iterable[str]) -> PageTable:

@@ -42,7 +42,7 @@ def test_a_node_that_dies_is_named_and_not_waited_for(nodes: Nodes, tmp_path: Pa
     arguments = ["simulate", "--data", str(data), "--methods", "rm_naive", "--points", "3", "--shards", "3", "--out"]
     (told := tmp_path / "told").mkdir()
     with nodes.start(COMMAND, str(told), *arguments, str(tmp_path / "out")) as driver:
-        wait_until(lambda: len([path for path in told.iterdir() if path.read_text()]) == 3, 120, driver)
+        wait_until(lambda: len([path for path in told.iterdir() if path.read_text()]) == 3, 400, driver)
         places = [(told / f"shard-{first}").read_text() for first in (0, 110, 220)]
         shard, victim = next((i, place) for i, place in enumerate(places) if place != nodes.head)
         nodes.kill(victim)

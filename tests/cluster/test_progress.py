@@ -16,7 +16,7 @@ def _work(board: ActorHandle, is_first: bool) -> None:
     with sent_to(board, is_first), task("train", 2, "epochs") as shown:
         with step("epoch 1", 46, "steps") as steps:
             steps.advance(12)
-            time.sleep(4)  # workers send, and the driver asks, three times a second; a busy machine is slower
+            time.sleep(8)  # workers send, and the driver asks, three times a second; a busy machine is slower
         shown.advance(2)
         shown.note("loss 1.0" if is_first else "of the second worker")
 

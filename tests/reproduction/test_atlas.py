@@ -75,11 +75,15 @@ def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path, monkeypatc
     folds = raw.loc[list("0123456789")]
     assert raw["queries"].to_dict() == {"": 59} | {fold: 6 - (fold == "9") for fold in "0123456789"}
     assert raw.loc["", "auc"] == pytest.approx(np.average(folds["auc"], weights=folds["queries"]))
-    old, new = (random[random["method"] == name].set_index("fold")["auc"] for name in ("old", "new"))
-    assert raw["old_auc"].to_dict() == old.to_dict()
-    assert raw["new_auc"].to_dict() == new.to_dict()
-    offline = random[(random["method"] == "offline") & (random["fold"] == "")].iloc[0]
-    assert offline["auc"] == offline["old_auc"]
+    assert set(raw.index[raw["old_auc"].notna()]) == {""}
+    offline = random[random["method"] == "offline"].set_index(["merge", "fold"])
+    with_csls = random[(random["method"] == "ridge_gallery") & (random["merge"] == "csls")].set_index("fold")
+    for merge, rows in (("raw", raw), ("csls", with_csls)):
+        each = offline.loc[merge]
+        assert each.loc["", "auc"] == pytest.approx(rows.loc["", "old_auc"])
+        assert each.loc["", "auc"] == pytest.approx(np.average(each.loc[folds.index, "auc"], weights=folds["queries"]))
+        assert each.loc["", "end"] == pytest.approx(rows.loc["", "new_auc"])
+    assert offline.loc[("csls", ""), "auc"] != pytest.approx(offline.loc[("raw", ""), "auc"], abs=1e-3)
     curves = pd.read_parquet(tmp_path / "run" / "results" / "summary.parquet")
     own = curves[(curves["method"] == "ridge_gallery") & (curves["merge"] == "raw")].iloc[0]
     assert own["auc"] == pytest.approx(raw.loc["", "auc"])

@@ -111,9 +111,14 @@ def compute(comparison: "Comparison", curves: "Curves", _: object) -> Mapping[st
 def slice_tables(
     curves: "Curves", metrics: Sequence[str], slices: "Sequence[Slice]", margin: float
 ) -> tuple[pd.DataFrame, list[SliceRow]]:
-    """``SubgroupPoint``s and ``SliceRow``s of every curve. Cost: like the intervals of a slice."""
+    """``SubgroupPoint``s and ``SliceRow``s of every curve, also of old and new with a merge that changes them.
+
+    Cost: like the intervals of a slice.
+    """
     from ray_backfill.engine.statistics import interval
 
+    alone = {(*key[:2], merge): each for key, curve in curves.items() for merge, each in curve.with_merge.items()}
+    curves = {**curves, **alone}
     found: list[pd.DataFrame] = []
     rows: list[SliceRow] = []
     scored: IntArray = next(iter(curves.values())).curve.scored

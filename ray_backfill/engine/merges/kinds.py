@@ -101,7 +101,7 @@ def _by_maps(name: str, fit_maps: FitMaps) -> Fit:
 
 
 # The merges among which "best" chooses. Of the two that learn how likely a match is, isotonic assumes less.
-MERGES_TO_CHOOSE = ("raw", "quantile", "isotonic", "csls")
+MERGES_TO_CHOOSE = ("raw", "quantile", "zscore", "isotonic", "csls")
 
 MERGES = (
     MergeKind("raw", "raw distances", "rank merge, eq. 5", lambda *_: RAW, needs_train=False),
@@ -158,15 +158,17 @@ MERGES = (
         },
     ),
     MergeKind(
-        BEST, "best of raw, quantile, isotonic and CSLS", "cross-validation: docs/results/atlas.md", _best,
+        BEST, "best of raw, quantile, z-scores, isotonic and CSLS", "cross-validation: docs/results/atlas.md", _best,
         needs_train=False,
         is_monotone=False,
         is_choice=True,
         glossary={
-            "best": "For each method the merge, of raw distances, quantile, isotonic and CSLS, that ranks items best "
-            "that it was not fitted on: held-out train items, half of them at a time. Raw without train items. CSLS "
-            "changes what old and new find alone, so gains are then relative to both with it (gain vs raw: without).",
+            "best": "For each method the merge, of raw distances, quantile, z-scores, isotonic and CSLS, that ranks "
+            "items best that it was not fitted on: held-out train items, half of them at a time. Raw without train "
+            "items. CSLS changes what old and new find alone, so gains are then relative to both with it (gain vs raw: "
+            "without).",
         },
+        version=2,
     ),
 )  # fmt: skip
 

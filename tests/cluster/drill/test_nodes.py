@@ -37,7 +37,7 @@ def test_the_node_of_the_traffic_dies(tmp_path: Path) -> None:
         (there,) = (node.node_id for node in nodes.cluster.list_all_nodes() if node.node_id != nodes.head)
         journal = Journal(out / "live")
         with nodes.start(PROGRAM, there, *arguments) as driver:
-            wait_until(lambda: journal.applied() >= 2, 120, driver)
+            wait_until(lambda: journal.applied() >= 2, 400, driver)
             wait_until(lambda: list((out / "live" / "events").glob("*.parquet")), 60, driver)
             nodes.kill(there, leaves_orphans=True)
             killed_s = max(entry.elapsed_s for entry in journal.entries())

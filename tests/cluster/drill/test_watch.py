@@ -116,7 +116,7 @@ def evaluated(query: Query) -> dict[str, dict[str, float]]:
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 120  # a few seconds on an idle machine
+    deadline = time.monotonic() + 400  # a few seconds on an idle machine
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not arrive"
         time.sleep(0.3)
