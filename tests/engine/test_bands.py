@@ -79,7 +79,7 @@ def test_a_simulation_of_such_models_calibrates_by_default(tmp_path: Path) -> No
     assert areas["rm_naive"] > areas["old"] > of_raw["rm_naive"]
     (row,) = [row for row in found.rows if row.method == "rm_naive" and row.metric == found.primary]
     assert row.merge == "best"
-    assert row.title in {f"RM naive + {name}" for name in ("quantile", "isotonic", "csls")}
+    assert row.title in {f"RM naive + {name}" for name in ("quantile", "zscore", "isotonic", "csls")}
     page = (tmp_path / "best" / "results" / "report.html").read_text()
     assert "The distances of the two models do not compare: the cosines of random items are from" in page
     assert "therefore each method has the merge that is best on train items" in page
