@@ -27,6 +27,7 @@ HALF, HALVES = "half", {"a": FOLDS[::2], "b": FOLDS[1::2]}
 NOT_CHOSEN = ("old", "new", "rho_alone", "cascade@100", "cascade_map@100")
 # They change the new embeddings by labels: a better model, however the gallery is merged.
 SUPERVISED = ("rm",)
+_SWITCH = ("offline", "raw")
 # What a rule sees of an upgrade without a forecast.
 _NOTHING = pd.Series(dtype=float)
 # Draws of the bootstrap.
@@ -74,14 +75,22 @@ def _best_elsewhere(seen: Seen) -> Choice:
 
 
 def _report(aucs: pd.Series, learned: frozenset[str]) -> Choice:
-    """What ``simulate`` compares by default, and recommends: no method that did not learn, and the chosen merge."""
+    """What ``simulate`` compares by default, and recommends: no method that did not learn, and the chosen merge.
+
+    If the best method that merges has CSLS, and old with CSLS is better than all, that is what the report advises.
+    """
     own = {method.name for method in find_methods(METHODS) if method.is_recommended} & learned
     merges = {method: "raw" if method == "offline" else "best" for method in own}
-    return _best(aucs[[merges.get(method) == merge for method, merge in aucs.index]])
+    shown = aucs[[merges.get(method) == merge for method, merge in aucs.index]]
+    method, _ = _best(shown.drop(_SWITCH, errors="ignore"))
+    with_csls = aucs.get((_SWITCH[0], "csls"))
+    if with_csls is not None and aucs.get((method, "csls")) == aucs.get((method, "best")) and with_csls >= shown.max():
+        return _SWITCH[0], "csls"
+    return _best(shown)
 
 
 RULES = (
-    Rule("switch", "switch at the end", _always("offline", "raw")),
+    Rule("switch", "switch at the end", _always(*_SWITCH)),
     Rule("rank_merge", "rank merge", _always("rm_naive", "raw")),
     Rule("rank_merge_best", "rank merge, best merge", _always("rm_naive", "best")),
     Rule("ridge", "ridge", _always("ridge_gallery", "raw")),

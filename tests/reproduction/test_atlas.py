@@ -245,6 +245,12 @@ def test_regrets_by_hand() -> None:
     found = regrets(best, other_collection).set_index(["collection", "new", "rule", "half"])["regret"]
     assert found["c", "y", "report", "a"] == pytest.approx(4), "half b says rank merge"
     assert found["c", "y", "report_all", "a"] == pytest.approx(0), "all queries say ridge"
+    # Rank merge has chosen CSLS, and old alone with CSLS is better than it in both halves: 60 against 52 and 58.
+    twice = best[best["method"] == "rm_naive"].assign(merge="csls")
+    alone = best[best["method"] == "offline"].assign(merge="csls", auc=best["auc"] + 0.1)
+    for further, chosen in (([twice, alone], ("offline", "csls")), ([alone], ("rm_naive", "best"))):
+        rows = regrets(pd.concat([best, *further]), other_collection).query("rule == 'report' and collection == 'c'")
+        assert tuple(rows.set_index("half").loc["a", ["method", "merge"]]) == chosen
     with_rm = regrets(BY_HAND, other_collection, with_supervised=True)
     found = with_rm.set_index(["collection", "new", "rule", "half"])["regret"]
     assert found["c", "y", "seen", "b"] == 0

@@ -279,8 +279,8 @@ def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> s
     is_beaten = cascade is not None and cascade.auc > old.auc
     # The best row can be the reference that switches at the end, which is what the sentence advises.
     mixing = next((row for row in results.candidates(results.primary) if not row.is_reference), best)
-    # With csls, the old service can be better than a method with csls that is better than the old service without it.
-    merge = f" with {mixing.merge}, which needs no upgrade" if mixing.auc > old.auc else ""
+    # With csls, the old service can be better than every method, and than the old service without it.
+    merge = f" with {mixing.merge}, which needs no upgrade" if mixing.old_auc > old.auc else ""
     own = f"{percent_sign(mixing.old_auc)}, and {percent_sign(old.auc)} without" if merge else percent_sign(old.auc)
     sentence = (
         f"Switch when the new index is complete: no method{' but cascades' * is_beaten} serves better than the old "
