@@ -15,7 +15,7 @@ from reproduction.atlas.collections import COLLECTIONS
 from reproduction.atlas.comparison import ALL
 from reproduction.atlas.embeddings import FOLD
 from reproduction.atlas.models import MODELS, family_of
-from reproduction.atlas.predictors import PREDICTORS, TARGETS, predictability
+from reproduction.atlas.predictors import LEAST_STEP, PREDICTORS, TARGETS, predictability
 from reproduction.atlas.rules import (
     CHOICE,
     NOT_CHOSEN,
@@ -34,8 +34,6 @@ from reproduction.markdown import PageTable, table_lines
 
 # Choices that lose less, in points of AUC, are as good as the best: of a comparison, and of a forecast.
 CLOSE, NEAR = 0.5, 1.0
-# A smaller improvement is too small for shares of it.
-_LEAST_STEP = 0.01
 # Methods of the table of upgrades, and of the figure.
 _SHOWN = (
     ("rm_naive", "raw"),
@@ -114,9 +112,9 @@ labels. Brackets: least and largest of the upgrades.
 
 ## What predicts success
 
-The gain of a method, predicted for each collection from the others, where the new model is better: 1 less the squared
-error of a linear prediction (from logarithms), relative to that of the mean gain of the other collections. 0 or less
-predicts nothing. In brackets: Spearman's correlation over all upgrades.
+The gain of a method, predicted for each collection from the others, where the new model is better by a point at least:
+1 less the squared error of a linear prediction (from logarithms), relative to that of the mean gain of the other
+collections. 0 or less predicts nothing. In brackets: Spearman's correlation over all upgrades.
 
 {_predictors(curves)}
 
@@ -288,7 +286,7 @@ def _upgrades_table(whole: pd.DataFrame) -> PageTable:
 
 def _gain(auc: float, old_auc: float, new_auc: float) -> str:
     step = new_auc - old_auc
-    return f"{100 * (auc - old_auc) / step:.0f}" if step >= _LEAST_STEP else "-"
+    return f"{100 * (auc - old_auc) / step:.0f}" if step >= LEAST_STEP else "-"
 
 
 def _models_table(whole: pd.DataFrame, used: Iterable[str]) -> PageTable:

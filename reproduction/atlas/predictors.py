@@ -23,6 +23,8 @@ PREDICTORS = {
 }
 # Methods and merges whose gains are predicted.
 TARGETS = (("rm_naive", "raw"), ("rm_naive", "best"), ("ridge_gallery", "best"))
+# A smaller improvement is too small for shares of it.
+LEAST_STEP = 0.01
 # Fewer upgrades than this cannot be predicted from others.
 _FEWEST = 10
 # Least value of a predictor before its logarithm: an overlap may be 0.
@@ -71,7 +73,7 @@ def predictability(curves: pd.DataFrame, method: str, merge: str) -> pd.DataFram
         & (curves[FOLD] == ALL)
         & (curves["order"] == "random")
     ]
-    own = own[own["new_auc"] > own["old_auc"]].drop_duplicates(UPGRADE)
+    own = own[own["new_auc"] - own["old_auc"] >= LEAST_STEP].drop_duplicates(UPGRADE)
     if len(own) < _FEWEST or own["collection"].nunique() < 2:
         return pd.DataFrame(columns=["rank", "explained"])
     step = own["new_auc"] - own["old_auc"]
