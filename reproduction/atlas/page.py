@@ -164,7 +164,7 @@ def _draw(whole: pd.DataFrame, path: Path) -> None:
         top = max(float(curve.y.max()) for curve in curves)
         metric, count = own["metric"].iloc[0], len(upgrades)
         curves.sort(key=lambda curve: -float(curve.number))
-        title = f"{collection}: {metric}, mean of {count} upgrades"
+        title = f"{collection}: {metric}, {f'mean of {count} upgrades' if count > 1 else 'one upgrade'}"
         charts.append(Chart(title, f"{metric} (%)", "AUC", tuple(curves), y_range=(0.0, 1.05 * top)))
     if charts:
         panels_figure(charts).savefig(path, dpi=110)

@@ -62,7 +62,7 @@ def predictability(curves: pd.DataFrame, method: str, merge: str) -> pd.DataFram
     linear prediction, relative to that of the mean gain of the other collections. Empty for fewer than ten upgrades.
     """
     from scipy.stats import spearmanr
-    from sklearn.linear_model import LinearRegression
+    from sklearn.linear_model import LinearRegression, RidgeCV
     from sklearn.model_selection import LeaveOneGroupOut, cross_val_predict
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -85,7 +85,9 @@ def predictability(curves: pd.DataFrame, method: str, merge: str) -> pd.DataFram
 
     def explained(names: list[str]) -> float:
         values = np.log(np.maximum(data[names].to_numpy(np.float64), _LEAST))
-        found = cross_val_predict(make_pipeline(StandardScaler(), LinearRegression()), values, gains, cv=folds)
+        # Several are nearly collinear: items for maps are about as many in all collections.
+        model = LinearRegression() if len(names) == 1 else RidgeCV(np.logspace(-1, 3, 9))
+        found = cross_val_predict(make_pipeline(StandardScaler(), model), values, gains, cv=folds)
         return float(1 - ((gains - found) ** 2).sum() / ((gains - means) ** 2).sum())
 
     rows = {
