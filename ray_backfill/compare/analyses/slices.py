@@ -111,10 +111,7 @@ def compute(comparison: "Comparison", curves: "Curves", _: object) -> Mapping[st
 def slice_tables(
     curves: "Curves", metrics: Sequence[str], slices: "Sequence[Slice]", margin: float
 ) -> tuple[pd.DataFrame, list[SliceRow]]:
-    """``SubgroupPoint``s and ``SliceRow``s of every curve, also of old and new with a merge that changes them.
-
-    Cost: like the intervals of a slice.
-    """
+    """``SubgroupPoint``s and ``SliceRow``s of every curve, also of old and new with a merge that changes them."""
     from ray_backfill.engine.statistics import interval
 
     alone = {(*key[:2], merge): each for key, curve in curves.items() for merge, each in curve.with_merge.items()}

@@ -21,8 +21,7 @@ from ray_backfill.engine.systems import IntArray, RetrievalSystem, UpgradePair
 # (pair, labels) -> merge.
 FitOne = Callable[[UpgradePair, IntArray | None], Merge]
 
-# With 100 queries, the precision of one half has a standard deviation of 1 to 3 points (docs/log.md), as much as merges
-# differ by. So items are halved several times.
+# Precision by 100 queries has a standard deviation of 1 to 3 points, as much as merges differ by (docs/log.md).
 _DIVISIONS = 4
 # Most items of a half, most that a merge is fitted on, and most queries: a fit and its trial take 0.2 seconds.
 _ITEMS, _FITTED, _QUERIES = 1_000, 500, 150

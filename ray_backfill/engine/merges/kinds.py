@@ -164,9 +164,8 @@ MERGES = (
         is_choice=True,
         glossary={
             "best": "For each method the merge, of raw distances, quantile, z-scores, isotonic and CSLS, that ranks "
-            "items best that it was not fitted on: held-out train items, half of them at a time. Raw without train "
-            "items. CSLS changes what old and new find alone, so gains are then relative to both with it (gain vs raw: "
-            "without).",
+            "held-out train items best, half of them at a time. Raw without train items. CSLS changes what old and new "
+            "find alone, so gains are then relative to both with it (gain vs raw: without).",
         },
         version=2,
     ),
