@@ -1,10 +1,12 @@
 """The merge that is chosen for a method, against every single one on items that the choice has not seen."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.engine.merges import BEST, all_merges, fit_merge
+from ray_backfill.engine.merges import BEST, all_merges, best, fit_merge
 from ray_backfill.engine.merges.best import Half, precision_of
 
 SINGLE = ("raw", "quantile", "zscore", "isotonic", "csls")
@@ -57,6 +59,15 @@ def test_a_trial_measures_what_a_replay_measures(distance: str, merge: str) -> N
     expected = rb.replay(pair, truth, np.argsort(place), 3, "mAP", distance, merge=fitted).auc("mAP")
     found = precision_of(Half(pair, distance, is_right, place), fitted)
     assert found == pytest.approx(expected, abs=1e-5 if merge == "raw" else 1e-4)
+
+
+@pytest.mark.parametrize(("wins", "name"), [(5, "quantile"), (3, "raw")])
+def test_the_mean_over_four_divisions_decides(monkeypatch: pytest.MonkeyPatch, wins: int, name: str) -> None:
+    halves = iter([{"raw": 0.5, "quantile": 0.6 if half >= 8 - wins else 0.4} for half in range(8)])
+    monkeypatch.setattr(best, "_trial", lambda *_: next(halves))
+    fits = {each: partial(fit_merge, each, distance="cosine") for each in ("raw", "quantile")}
+    assert best.choose(fits, pair_of(LABEL, 0, 0.0), None, "cosine", 0).name == name
+    assert not list(halves)
 
 
 def test_raw_distances_stay_where_no_merge_is_better() -> None:
