@@ -77,7 +77,8 @@ def _best_elsewhere(seen: Seen) -> Choice:
 def _report(aucs: pd.Series, learned: frozenset[str]) -> Choice:
     """What ``simulate`` compares by default, and recommends: no method that did not learn, and the chosen merge.
 
-    If the best method that merges has CSLS, and old with CSLS is better than all, that is what the report advises.
+    If the best method that merges has CSLS and old with CSLS is no worse than any, the report advises to switch at the
+    end, with CSLS.
     """
     own = {method.name for method in find_methods(METHODS) if method.is_recommended} & learned
     merges = {method: "raw" if method == "offline" else "best" for method in own}

@@ -61,13 +61,35 @@ def test_a_trial_measures_what_a_replay_measures(distance: str, merge: str) -> N
     assert found == pytest.approx(expected, abs=1e-5 if merge == "raw" else 1e-4)
 
 
-@pytest.mark.parametrize(("wins", "name"), [(5, "quantile"), (3, "raw")])
-def test_the_mean_over_four_divisions_decides(monkeypatch: pytest.MonkeyPatch, wins: int, name: str) -> None:
+@pytest.mark.parametrize(("wins", "offset", "name"), [(5, 0, "quantile"), (3, 0, "raw"), (3, 4, "quantile")])
+def test_the_mean_over_four_divisions_decides(
+    monkeypatch: pytest.MonkeyPatch, wins: int, offset: float, name: str
+) -> None:
+    """But raw distances are never chosen where the two models' do not compare."""
     halves = iter([{"raw": 0.5, "quantile": 0.6 if half >= 8 - wins else 0.4} for half in range(8)])
     monkeypatch.setattr(best, "_trial", lambda *_: next(halves))
     fits = {each: partial(fit_merge, each, distance="cosine") for each in ("raw", "quantile")}
-    assert best.choose(fits, pair_of(LABEL, 0, 0.0), None, "cosine", 0).name == name
+    assert best.choose(fits, pair_of(LABEL, 0, offset), None, "cosine", 0).name == name
     assert not list(halves)
+
+
+def test_a_merge_is_judged_on_items_that_it_was_not_fitted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted: list[set[float]] = []
+    judged: list[set[float]] = []
+
+    def fit(train: rb.UpgradePair, label: np.ndarray | None) -> rb.Merge:
+        fitted.append(set(train.backward.gallery[:, 1].tolist()))
+        return fit_merge("raw", None, None, "cosine")
+
+    def precision(half: Half, merge: rb.Merge) -> float:
+        judged.append(set(half.pair.backward.gallery[:, 1].tolist()))
+        return 0.5
+
+    monkeypatch.setattr(best, "precision_of", precision)
+    best.choose({"raw": fit}, pair_of(LABEL, 0, 0.0), LABEL, "cosine", 0)
+    for own, other in zip(fitted[:8], judged, strict=True):
+        assert len(own) == len(other) == 300
+        assert not own & other
 
 
 def test_raw_distances_stay_where_no_merge_is_better() -> None:

@@ -248,7 +248,12 @@ def test_regrets_by_hand() -> None:
     # Rank merge has chosen CSLS, and old alone with CSLS is better than it in both halves: 60 against 52 and 58.
     twice = best[best["method"] == "rm_naive"].assign(merge="csls")
     alone = best[best["method"] == "offline"].assign(merge="csls", auc=best["auc"] + 0.1)
-    for further, chosen in (([twice, alone], ("offline", "csls")), ([alone], ("rm_naive", "best"))):
+    little = alone.assign(auc=alone["auc"] - 0.09)
+    for further, chosen in (
+        ([twice, alone], ("offline", "csls")),
+        ([twice, little], ("rm_naive", "best")),
+        ([alone], ("rm_naive", "best")),
+    ):
         rows = regrets(pd.concat([best, *further]), other_collection).query("rule == 'report' and collection == 'c'")
         assert tuple(rows.set_index("half").loc["a", ["method", "merge"]]) == chosen
     with_rm = regrets(BY_HAND, other_collection, with_supervised=True)

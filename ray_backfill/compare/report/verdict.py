@@ -275,10 +275,10 @@ def changes_references(row: Row, old: Row, new: Row) -> bool:
 
 def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> str:
     """The main sentence if the old service is better than every method that could be recommended."""
-    cascade = results.best_cascade()
-    is_beaten = cascade is not None and cascade.auc > old.auc
     # The best row can be the reference that switches at the end, which is what the sentence advises.
     mixing = next((row for row in results.candidates(results.primary) if not row.is_reference), best)
+    cascade = results.best_cascade()
+    is_beaten = cascade is not None and cascade.auc > max(old.auc, mixing.old_auc)
     # With csls, the old service can be better than every method, and than the old service without it.
     merge = f" with {mixing.merge}, which needs no upgrade" if mixing.old_auc > old.auc else ""
     own = f"{percent_sign(mixing.old_auc)}, and {percent_sign(old.auc)} without" if merge else percent_sign(old.auc)
