@@ -1,7 +1,7 @@
 """Whether the intervals of forecasts hold what they state, over many independent samples.
 
-    python -m benchmarks.forecast FOLDER [--share 0.02] [--samples 100] [--methods NAME ...] [--queries N] [--halve N]
-        [--first 0]
+    python -m benchmarks.forecast FOLDER [--share 0.02] [--samples 100] [--methods NAME ...] [--merge raw] [--queries N]
+        [--halve N] [--first 0]
 
 FOLDER: embeddings by both models, so that the truth is known. --queries: use N of its queries; where the gallery items
 are the queries, N of these, which leave the gallery. The maps are fitted once; every sample is drawn, and every
@@ -16,7 +16,7 @@ processes that draw a part of the samples each.
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -26,7 +26,7 @@ import pandas as pd
 
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fits import fit_maps
-from ray_backfill.compare.replay import replay_here
+from ray_backfill.compare.replay import Curves, replay_here
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.tables import HEAD_ALONE, NEW
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
@@ -36,9 +36,8 @@ from ray_backfill.engine.systems import GroundTruth, RetrievalSystem
 from ray_backfill.forecast import estimate as numbers
 from ray_backfill.forecast.estimate import Limits, Units, moment_weights
 from ray_backfill.forecast.known_items import new_embeddings, with_stand_ins
-from ray_backfill.forecast.methods import Starts, exact_starts, forecast_method, gallery_here
+from ray_backfill.forecast.methods import Merged, Starts, exact_starts, forecast_method, gallery_here, with_merges
 from ray_backfill.forecast.sample import closest_stand_ins, draw_sample, free_pairs
-from ray_backfill.learn.methods import Method
 from ray_backfill.learn.models.apply import fit_stand_in
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
@@ -50,11 +49,13 @@ Key = tuple[str, str]
 Found = dict[tuple[str, str, str, str], Limits]
 
 
-def exact_figures(curves: dict[Key, Curve], metrics: list[str]) -> dict[tuple[str, str, str, str], float]:
+def exact_figures(replayed: Curves, metrics: list[str]) -> dict[tuple[str, str, str, str], float]:
     """(method, order, metric, figure) -> value of the exact replay."""
     found: dict[tuple[str, str, str, str], float] = {}
-    end, old = (curves[name, "random"] for name in (NEW, "old"))
-    for (method, order), curve in curves.items():
+    alone = {name: replayed[name, "random", "raw"] for name in (NEW, "old")}
+    for (method, order, _), each in replayed.items():
+        curve = each.curve
+        end, old = (alone[name].with_merge.get(each.merge, alone[name]).curve for name in (NEW, "old"))
         for metric in metrics:
             values = curve.values(metric)
             first, last = float(old.values(metric)[0]), float(end.values(metric)[-1])
@@ -75,8 +76,8 @@ def some_queries(whole: EmbeddingFolder, number: int) -> EmbeddingFolder:
 
 
 def forecast_all(
-    comparison: Comparison, whole: EmbeddingFolder, starts: Mapping[str, Starts], budget: int, seed: int
-) -> dict[Method, Mapping[str, Mapping[str, Units]]]:
+    comparison: Comparison, whole: EmbeddingFolder, starts: Sequence[Starts], budget: int, seed: int
+) -> dict[Merged, Mapping[str, Mapping[str, Units]]]:
     """Draw a sample and forecast: method -> order -> metric -> curve."""
     how = comparison.evaluation
     assert whole.queries is not None
@@ -87,23 +88,25 @@ def forecast_all(
     blind = replace(comparison, folder=with_stand_ins(whole, items))
     gallery = gallery_here(blind)
     return {
-        m: forecast_method(blind, m, items, gallery, starts[m.name]).units
-        for m in comparison.methods if m.name != "old"
-    }  # fmt: skip
+        merged: forecast_method(blind, merged, items, gallery, own).units
+        for merged, own in zip(with_merges(comparison), starts, strict=True)
+    }
 
 
-def figures_of(units: dict[Method, Mapping[str, Mapping[str, Units]]], first: str) -> tuple[Found, dict[Key, Units]]:
+def figures_of(units: dict[Merged, Mapping[str, Mapping[str, Units]]], first: str) -> tuple[Found, dict[Key, Units]]:
     """The figures of one forecast, and the curves of the first metric."""
-    (new,) = next(by for m, by in units.items() if m.name == NEW).values()
+    new = {m.has_csls: next(iter(by.values())) for m, by in units.items() if m.method.name == NEW}
     found: Found = {}
-    for method, of_order in units.items():
-        for order, by_metric in of_order.items() if method.name != NEW else ():
+    rest = {merged: by for merged, by in units.items() if merged.method.name != NEW}
+    for merged, of_order in rest.items():
+        method = merged.method
+        for order, by_metric in of_order.items():
             for metric, each in by_metric.items():
                 for name, t in MOMENTS.items():
                     found[method.name, order, metric, name] = each.mean(moment_weights(POINTS, t)).limits
                 found[method.name, order, metric, "AUC"] = numbers.area(each, T).limits
-                found[method.name, order, metric, "gain"] = numbers.gain(each, new[metric], T)
-    return found, {(m.name, order): by[first] for m, of in units.items() if m.name != NEW for order, by in of.items()}
+                found[method.name, order, metric, "gain"] = numbers.gain(each, new[merged.has_csls][metric], T)
+    return found, {(m.method.name, order): by[first] for m, of in rest.items() for order, by in of.items()}
 
 
 def naive_error(comparison: Comparison, curves: dict[Key, Curve], budget: int, samples: int) -> float:
@@ -166,6 +169,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--halve", type=int, default=0)
     parser.add_argument("--methods", nargs="+", default=["rm_naive", "least_squares_gallery", "rm"])
     parser.add_argument("--orders", nargs="+", default=["random", "classifier_score"])
+    parser.add_argument("--merge", default="raw")
     parser.add_argument("--metrics", nargs="+", default=["mAP", "mAP@100"])
     parser.add_argument("--maps", type=Path, default=Path("runs/forecast-benchmark"))
     return parser.parse_args()
@@ -177,14 +181,15 @@ def main() -> None:
     if given.queries:
         whole = some_queries(whole, given.queries)
     names, orders, metrics = tuple(given.methods), tuple(given.orders), tuple(given.metrics)
-    evaluation = Evaluation(methods=names, orders=orders, metrics=metrics, points=POINTS)
+    evaluation = Evaluation(methods=names, orders=orders, merges=(given.merge,), metrics=metrics, points=POINTS)
     comparison = resolve(whole, evaluation.named, FitSettings())
     comparison = comparison.only([m for m in comparison.methods if m.name != HEAD_ALONE])
     comparison, _ = fit_maps(comparison, FitSettings(), Context(given.maps))
-    curves = {(m, order): each.curve for (m, order, _), each in replay_here(comparison).items()}
-    true = exact_figures(curves, list(metrics))
+    replayed = replay_here(comparison)
+    curves = {(m, order): each.curve for (m, order, _), each in replayed.items()}
+    true = exact_figures(replayed, list(metrics))
     budget = int(given.share * len(whole.gallery))
-    starts = exact_starts(comparison, [m for m in comparison.methods if m.name != "old"])
+    starts = exact_starts(comparison, with_merges(comparison))
     found, wrong, apart, started = [], 0, 0, time.perf_counter()
     for done in range(given.samples):
         seed = given.first + done

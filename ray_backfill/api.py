@@ -229,6 +229,7 @@ def forecast(
     metrics: str | Sequence[str] = "recommended",
     points: int = 11,
     order_seed: int = 0,
+    merge: str = "best",
     fits: "FitSettings | None" = None,
     shards: int = 0,
     overwrite: bool = False,
@@ -250,6 +251,7 @@ def forecast(
         metrics: mAP, nDCG, or mAP@k, nDCG@k, recall@k from k = 100 on; by default mAP@100 and recall@100.
         points: Number of moments of the backfill to report, at most 1,001.
         order_seed: Random seed for the random order.
+        merge: How distances are merged; by default for each method the merge that is best on train items.
         fits: How maps between the models are trained; by default as on the command line.
         shards: Gallery shards, each a Ray actor; 0 counts in this process unless the gallery is too large for it.
         overwrite: Replace what ``out`` has of maps with other settings or other data.
@@ -267,7 +269,7 @@ def forecast(
 
     folder = _folder_of(data)
     names = _tuples(methods=methods, orders=orders, metrics=metrics)
-    how = ForecastSettings(**names, points=points, order_seed=order_seed)
+    how = ForecastSettings(**names, points=points, order_seed=order_seed, merge=merge)
     sources = [str(new)] if isinstance(new, str | Path) else [str(each) for each in new]
     with _running(out, f"rb.forecast({str(folder)!r}, ...)", {"shards": shards}, overwrite) as context:
         given = local_path(sample or folder / SAMPLE_FILE)

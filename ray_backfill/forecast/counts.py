@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
-from ray_backfill.engine.systems import IntArray, RetrievalSystem
+from ray_backfill.engine.systems import IntArray
 from ray_backfill.forecast.models import CELLS, Cells, Floats, Floats32, OtherItems
 
 # Items whose distances to a block of queries are computed at a time: they should stay in the cache until counted.
 _TILE = 1024
 # Cells into which the range of thresholds is divided, to find the place of a distance among them.
 _STARTS = 1024
+# Merges give thresholds that no distance reaches as the largest float32 number.
+_FAR = 1e30
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,15 +36,6 @@ class Forms:
     stand_in: ProductForm
     old: ProductForm
     before: ProductForm
-
-    @classmethod
-    def of(
-        cls, forward: RetrievalSystem, old: RetrievalSystem, before: RetrievalSystem | None, distance: str
-    ) -> "Forms":
-        """Distances in three systems. before: None if it is the old one."""
-        of_old = ProductForm.of(old, distance)
-        of_before = of_old if before is None else ProductForm.of(before, distance)
-        return cls(ProductForm.of(forward, distance), of_old, of_before)
 
     def part(self, first: int, last: int) -> "Forms":
         """Distances to the items first .. last - 1, without a copy."""
@@ -66,8 +59,8 @@ class ShardSetup:
 
 @dataclass(frozen=True, eq=False)
 class QueryBlock:
-    """b queries that are counted together. thresholds: (b, M) ascending, each filled up with infinity. left_out: of
-    each query, the positions of its right answers and ignored items, ascending.
+    """b queries that are counted together. thresholds: (b, M) of distances before the backfill, ascending, each filled
+    up with infinity. left_out: of each query, the positions of its right answers and ignored items, ascending.
     """
 
     queries: IntArray
@@ -179,7 +172,8 @@ def find_starts(thresholds: Floats32) -> Places:
     starts, scales = np.zeros((len(thresholds), _STARTS), np.int32), np.zeros((len(thresholds), 2))
     for row, own in enumerate(thresholds):
         own = own[np.isfinite(own)]
-        scales[row] = own[0], _STARTS / max(float(own[-1]) - float(own[0]), 1e-30)
+        near = own[np.abs(own) < _FAR] if np.abs(own).min() < _FAR else np.zeros(1)
+        scales[row] = near[0], _STARTS / max(float(near[-1]) - float(near[0]), 1e-30)
         starts[row] = np.searchsorted(own, own[0] + np.arange(_STARTS) / scales[row, 1], side="right")
     return Places(thresholds, starts, scales)
 

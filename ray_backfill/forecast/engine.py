@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ray_backfill.core.progress import Task
+from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.engine.systems import GroundTruth, IntArray, Switch
 from ray_backfill.forecast.counts import CountingShards, Forms, LocalShards, QueryBlock, ShardSetup, count
@@ -50,14 +52,15 @@ class Forecast:
 def forecast_pair(
     gallery: Forms | CountingShards, known: KnownItems, forms: KnownForms, truth: GroundTruth,
     orders: Mapping[str, IntArray], switch: Switch, starts: Mapping[str, Floats], points: int,
-    system: str, is_plain: bool, bar: Task | None = None,
+    system: str, is_plain: bool, bar: Task | None = None, merge: Merge = RAW,
 ) -> Forecast:  # fmt: skip
     """Forecast the curves of a method.
 
     gallery: distances to all items, or shards that have them. forms: to the known items. orders: name -> (N,) order.
     switch: see ``UpgradePair``. starts: metric -> (Q,) its exact values at t = 0; of queries without right answers they
     do not count. points: number of moments, evenly spaced. system: a name of the forward system; methods that share it
-    share the structural error of its counts. is_plain: whether it is a plain {new, new}.
+    share the structural error of its counts. is_plain: whether it is a plain {new, new}. merge: of the distances of
+    gallery and forms, which are those of ``Merge.prepare``.
     Cost: 3 products of m queries with the gallery, 2 if the backward system is the old one, and O(m N) for each order.
     """
     threads = usable_cpus()
@@ -69,7 +72,8 @@ def forecast_pair(
             moment_ON[:] = points - 1
         shards.begin(ShardSetup(moment_ON, points, np.sort(known.position), models.others.cells))
         metrics = {name: SumMetric.of(name) for name in starts}
-        measured = _ChosenQueries(known, forms, truth, models, moment_ON, points, metrics).measure(shards, pool, bar)
+        chosen = _ChosenQueries(known, forms, truth, models, moment_ON, points, metrics, merge)
+        measured = chosen.measure(shards, pool, bar)
     structure = 1.0 if is_plain else _OWN_HEADS
     scored = np.flatnonzero(np.diff(truth.positive_starts) > 0)
     place = np.searchsorted(scored, known.queries)
@@ -98,22 +102,40 @@ def moments_of(order: IntArray, points: int) -> NDArray[np.int16]:
     return out
 
 
+class Thresholds(NamedTuple):
+    """M places in the ranking at which right answers stand, first to last: as distances after and before the backfill.
+
+    Other items precede a place if they are closer in the one or the other. of_after, of_before: (K,) places of entries.
+    """
+
+    after: Floats32
+    before: Floats32
+    of_after: IntArray
+    of_before: IntArray
+
+    @classmethod
+    def of(cls, after: Floats32, before: Floats32, merge: Merge) -> "Thresholds":
+        """The places of K entries by their distances after and before their backfill."""
+        number = len(after)
+        x = np.concatenate([after, merge.across(before, from_forward=False)[0]])
+        y = np.concatenate([merge.across(after, from_forward=True)[0], before])
+        order = np.lexsort((y, x))
+        x, y = x[order], y[order]
+        differs = np.append(True, (np.diff(x) > 0) | (np.diff(y) > 0))
+        place = np.empty(len(order), np.int64)
+        place[order] = np.cumsum(differs) - 1
+        return cls(x[differs], y[differs], place[:number], place[number:])
+
+
 @dataclass(frozen=True, eq=False)
 class _Query:
-    """A chosen query before its items are counted. own_before: (K,) distances of its entries before their backfill.
-    after: (n,) distances of the known items.
-    """
+    """A chosen query before its items are counted. at: of its entries. after: (n,) distances of the known items."""
 
     number: int
     answers: IntArray
     drawn: Drawn
-    own_before: Floats32
+    at: Thresholds
     after: Floats32
-
-    @property
-    def thresholds(self) -> Floats32:
-        """(M,) distances of right answers before and after their backfill, ascending."""
-        return np.unique(np.concatenate([self.drawn.after, self.own_before]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +149,7 @@ class _ChosenQueries:
     moment_ON: NDArray[np.int16]
     points: int
     metrics: Mapping[str, SumMetric]
+    merge: Merge
 
     def measure(self, shards: CountingShards, pool: Executor, bar: Task | None) -> list[tuple[Expectation, int]]:
         """Expected metrics of all chosen queries, and the number of right answers from which those that were sampled
@@ -144,7 +167,7 @@ class _ChosenQueries:
                 for query, own, (stand_in, before), row in zip(queries.tolist(), answers, near, after, strict=True)
             ]
             left_out = [left_out_of(self.truth, query) for query in queries.tolist()]
-            counted = shards.count(QueryBlock(queries, _filled([each.thresholds for each in block]), left_out))
+            counted = shards.count(QueryBlock(queries, _filled([each.at.before for each in block]), left_out))
             found += pool.map(self._measure, block, counted.places, counted.cells)
             if bar:
                 bar.advance(len(queries))
@@ -159,20 +182,19 @@ class _ChosenQueries:
         at_random[at_random] = self.known.standing(rows[at_random])
         rng = np.random.default_rng([_SEED, query])
         drawn = draw_entries(self.models.answers, stand_in.astype(np.float64), true, at_random, rng)
-        return _Query(query, answers, drawn, before[drawn.answer], after)
+        return _Query(query, answers, drawn, Thresholds.of(drawn.after, before[drawn.answer], self.merge), after)
 
     def _measure(self, query: _Query, places: IntArray, cells: IntArray) -> tuple[Expectation, int]:
         """places, cells: of this query, as in ``Histograms``."""
         is_other = ~np.isin(self.known.position, left_out_of(self.truth, query.number))
         moments = self.moment_ON[:, self.known.position[is_other]].astype(np.int64)
-        at, calibration, drawn = query.thresholds, self.models.calibration, query.drawn
-        own = places[:, : len(at) + 1]
-        counts = count(own, cells, moments, query.after[is_other], self.models.others, at, calibration.beyond)
+        at, calibration, drawn = query.at, self.models.calibration, query.drawn
+        own = places[:, : len(at.after) + 1]
+        counts = count(own, cells, moments, query.after[is_other], self.models.others, at.after, calibration.beyond)
         gains = [(metric, metric.gains(self.truth, query.number)) for metric in self.metrics.values()]
         gain = np.stack([each / metric.largest(each) for metric, each in gains])[:, drawn.answer]
         entries = Entries(
-            np.searchsorted(at, drawn.after), np.searchsorted(at, query.own_before),
-            self.moment_ON[:, query.answers[drawn.answer]].astype(np.int64),
+            at.of_after, at.of_before, self.moment_ON[:, query.answers[drawn.answer]].astype(np.int64),
             drawn.rank_share, drawn.ahead, drawn.share, gain, drawn.answer, drawn.sampled, drawn.sign,
         )  # fmt: skip
         kinds, cuts = (np.array([getattr(each, name) for each in self.metrics.values()]) for name in ("kind", "cut"))

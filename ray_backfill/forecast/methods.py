@@ -1,6 +1,7 @@
 """Forecasts the methods of a comparison, whose folder has stand-ins as new embeddings, in this process or in shards."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,8 @@ from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.progress import Task
 from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.merges import RAW, Merge
+from ray_backfill.engine.merges.csls import References
 from ray_backfill.engine.replay import Curve, replay
 from ray_backfill.engine.systems import IntArray, RetrievalSystem, Switch, UpgradePair
 from ray_backfill.forecast.counts import CountingShards, Forms
@@ -23,21 +26,37 @@ from ray_backfill.learn.methods import POLICIES, Embeddings, Method, find_method
 Starts = Mapping[str, NDArray[np.float64]]
 
 
-class Gallery(NamedTuple):
-    """Where the items of a comparison are. of_method: distances to them. starts: method -> its metrics at t = 0."""
+class Merged(NamedTuple):
+    """A method with its fitted merge."""
 
-    of_method: Callable[[Method], Forms | CountingShards]
-    starts: Callable[[Sequence[Method]], Mapping[str, Starts]]
+    method: Method
+    merge: Merge
+
+    @property
+    def references(self) -> tuple[References, References] | tuple[None, None]:
+        """Of CSLS, for the backward and the forward system."""
+        return self.merge.references or (None, None)
+
+    @property
+    def has_csls(self) -> bool:
+        return self.merge.references is not None
+
+
+class Gallery(NamedTuple):
+    """Where the items of a comparison are. of_method: distances to them. starts: the metrics of each at t = 0."""
+
+    of_method: Callable[[Merged], Forms | CountingShards]
+    starts: Callable[[Sequence[Merged]], Sequence[Starts]]
 
 
 def gallery_here(comparison: Comparison) -> Gallery:
     """The gallery in this process."""
 
-    def of_method(method: Method) -> Forms:
-        pair = comparison.pair(method)
-        return forms_of(method, comparison.embeddings, pair, comparison.evaluation.distance)
+    def of_method(merged: Merged) -> Forms:
+        pair = comparison.pair(merged.method)
+        return forms_of(merged, comparison.embeddings, pair, comparison.evaluation.distance)
 
-    return Gallery(of_method, lambda methods: exact_starts(comparison, methods))
+    return Gallery(of_method, lambda several: exact_starts(comparison, several))
 
 
 def can_be_forecast(method: Method) -> bool:
@@ -45,76 +64,106 @@ def can_be_forecast(method: Method) -> bool:
     return (method.name == NEW or not method.is_reference) and method.family != POLICIES
 
 
+def with_merges(comparison: Comparison) -> list[Merged]:
+    """The methods that can be forecast, with their merges; {new, new} also with CSLS if a method has that."""
+    methods = [method for method in comparison.methods if can_be_forecast(method)]
+    found = [Merged(m, merge) for m in methods for merge in comparison.merges_of(m).values()]
+    if any(each.has_csls for each in found):
+        old, new = (comparison.merges.of_reference(each)["csls"].references for each in find_methods((OLD, NEW)))
+        assert old is not None and new is not None, "they change what a system finds alone"  # noqa: PT018
+        found += [Merged(m, Merge("csls", references=(old[0], new[1]))) for m in methods if m.name == NEW]
+    return found
+
+
 def forecast_method(
-    comparison: Comparison, method: Method, given: NewEmbeddings, gallery: Gallery, starts: Starts,
+    comparison: Comparison, merged: Merged, given: NewEmbeddings, gallery: Gallery, starts: Starts,
     bar: Task | None = None,
 ) -> Forecast:  # fmt: skip
     """The forecast of a method; if every item is known, its exact curves. Of {new, new}, only the end has a meaning."""
-    known, size = given.known, len(comparison.folder.gallery)
+    known, size, method = given.known, len(comparison.folder.gallery), merged.method
     orders = {"": np.arange(size)} if method.name == NEW else comparison.orders_of(method)
     if len(known.position) == size:
-        return _exact(comparison, method, given, orders)
-    forms, switch = _known_forms(comparison, method, given)
+        return _exact(comparison, merged, given, orders)
+    forms, switch = _known_forms(comparison, merged, given)
+    system = (method.forward or method.name) + " with CSLS" * merged.has_csls
     return forecast_pair(
-        gallery.of_method(method), known, forms, comparison.truth, orders, switch, starts,
-        comparison.evaluation.points, method.forward or method.name, bool(method.forward), bar,
+        gallery.of_method(merged), known, forms, comparison.truth, orders, switch, starts,
+        comparison.evaluation.points, system, bool(method.forward), bar, merged.merge,
     )  # fmt: skip
 
 
-def forms_of(method: Method, embeddings: Embeddings, pair: UpgradePair, distance: str) -> Forms:
+def forms_of(merged: Merged, embeddings: Embeddings, pair: UpgradePair, distance: str) -> Forms:
     """Distances to the items of these embeddings. {new, new} is forecast as a method that replaces {old, old}."""
     old = RetrievalSystem(embeddings.query["old"], embeddings.gallery["old"])
-    is_old = method.name == NEW or method.backward == OLD
-    return Forms.of(pair.forward, old, None if is_old else pair.backward, distance)
+    is_old, (of_backward, of_forward) = merged.method.backward in (OLD, NEW), merged.references
+    of_old = before = ProductForm.of(old, distance)
+    if not is_old or of_backward is not None:
+        before = form_of(old if is_old else pair.backward, of_backward, distance)
+    return Forms(form_of(pair.forward, of_forward, distance), of_old, before)
 
 
-def _known_forms(comparison: Comparison, method: Method, given: NewEmbeddings) -> tuple[KnownForms, Switch]:
+def form_of(system: RetrievalSystem, references: References | None, distance: str) -> ProductForm:
+    """Distances by a system. With CSLS, 1 - CSLS / 2, because the models need positive distances."""
+    if references is None:
+        return ProductForm.of(system, distance)
+    changed = references.replace(system, distance)
+    changed.gallery[:, -2] -= 1  # vectors of our own; the queries have 1 there
+    return ProductForm.of(changed, "inner_product")
+
+
+def _known_forms(comparison: Comparison, merged: Merged, given: NewEmbeddings) -> tuple[KnownForms, Switch]:
     """Distances to the known items, and how the method switches."""
-    query, distance = comparison.embeddings.query, comparison.evaluation.distance
+    query, distance, method = comparison.embeddings.query, comparison.evaluation.distance, merged.method
     old = comparison.folder.gallery.old[given.known.position]
-    maps = comparison.maps.of(method)
+    maps, of_forward = comparison.maps.of(method), merged.references[1]
     stand_in = method.pair(Embeddings(query, {"old": old, "new": given.stand_in(old)}), maps)
     after = method.pair(Embeddings(query, {"old": old, "new": given.new}), maps)
-    systems = (stand_in.forward, RetrievalSystem(query["old"], old), after.forward)
-    return KnownForms(*(ProductForm.of(system, distance) for system in systems)), after.switch
+    of_old = ProductForm.of(RetrievalSystem(query["old"], old), distance)
+    of_stand_in, of_after = (form_of(each.forward, of_forward, distance) for each in (stand_in, after))
+    return KnownForms(of_stand_in, of_old, of_after), after.switch
 
 
 def exact_starts(
-    comparison: Comparison, methods: Sequence[Method], replay_alone: Callable[[Method], Curve] | None = None
-) -> dict[str, Starts]:
-    """Method -> its metrics at t = 0, which need no new embedding of the gallery.
+    comparison: Comparison, several: Sequence[Merged], replay_alone: Callable[[Merged], Curve] | None = None
+) -> list[Starts]:
+    """The metrics of each at t = 0, which need no new embedding of the gallery.
 
-    replay_alone: the curve of a method's backward system alone; by default it is replayed in this process.
+    replay_alone: the curve of a backward system alone; by default it is replayed in this process.
     Cost: one pass over the gallery for each distinct backward system.
     """
     how, truth = comparison.evaluation, comparison.truth
 
-    def replay_here(method: Method) -> Curve:
-        backward = comparison.pair(method).backward
+    def replay_here(merged: Merged) -> Curve:
+        backward = comparison.pair(merged.method).backward
         order = np.arange(len(backward.gallery))
-        return replay(UpgradePair(backward, backward), truth, order, 2, how.metrics, how.distance)
+        pair = UpgradePair(backward, backward)
+        return replay(pair, truth, order, 2, how.metrics, how.distance, merge=merged.merge)
 
-    curves: dict[str, Curve] = {}
-    found: dict[str, Starts] = {}
-    for method in methods:
+    curves: dict[tuple[str, bool], Curve] = {}
+    found: list[Starts] = []
+    for method, merge in several:
         name = OLD if method.backward in (OLD, NEW) else method.name
-        if name not in curves:
-            curves[name] = (replay_alone or replay_here)(*find_methods((name,)))
+        (serves,) = find_methods((name,))
+        # Other merges keep each system's ranking.
+        own = Merged(serves, replace(merge, references=merge.references[:1] * 2) if merge.references else RAW)
+        key = name, own.has_csls
+        if key not in curves:
+            curves[key] = (replay_alone or replay_here)(own)
         starts = {metric: np.full(truth.n_queries, np.nan) for metric in how.metrics}
-        for metric, values in curves[name].per_query.items():
-            starts[metric][curves[name].scored] = values[:, 0]
-        found[method.name] = starts
+        for metric, values in curves[key].per_query.items():
+            starts[metric][curves[key].scored] = values[:, 0]
+        found.append(starts)
     return found
 
 
-def _exact(comparison: Comparison, method: Method, given: NewEmbeddings, orders: Mapping[str, IntArray]) -> Forecast:
+def _exact(comparison: Comparison, merged: Merged, given: NewEmbeddings, orders: Mapping[str, IntArray]) -> Forecast:
     """The exact curves of a method, as a forecast without any error."""
     how, old, query = comparison.evaluation, comparison.folder.gallery.old, comparison.embeddings.query
     new = np.empty((len(old), given.new.shape[1]), given.new.dtype)
     new[given.known.position] = given.new
-    pair = method.pair(Embeddings(query, {"old": old, "new": new}), comparison.maps.of(method))
-    if method.name == NEW:
+    pair = merged.method.pair(Embeddings(query, {"old": old, "new": new}), comparison.maps.of(merged.method))
+    if merged.method.name == NEW:
         pair = UpgradePair(RetrievalSystem(query["old"], old), pair.forward)
-    curves = replay(pair, comparison.truth, orders, how.points, how.metrics, how.distance)
+    curves = replay(pair, comparison.truth, orders, how.points, how.metrics, how.distance, merge=merged.merge)
     units = {order: {m: exact_units(values) for m, values in each.per_query.items()} for order, each in curves.items()}
     return Forecast(units, Calibration(1.0, 0.0), [])

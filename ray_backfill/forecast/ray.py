@@ -14,11 +14,12 @@ import ray
 
 from ray_backfill.compare.ray import RemoteShards, ShardActor, check_shards, writable
 from ray_backfill.compare.resolve import Comparison
+from ray_backfill.engine.merges import Merge
 from ray_backfill.engine.replay import Curve, Served
 from ray_backfill.forecast.counts import CountingShard, CountingShards
 from ray_backfill.forecast.known_items import NewEmbeddings
-from ray_backfill.forecast.methods import Gallery, exact_starts, forms_of
-from ray_backfill.learn.methods import Method, find_methods
+from ray_backfill.forecast.methods import Gallery, Merged, exact_starts, forms_of
+from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.models.apply import load_network
 from ray_backfill.workers.session import session
 
@@ -36,27 +37,28 @@ def gallery_in_shards(comparison: Comparison, given: NewEmbeddings, number: int)
         try:
             shards.read()
             yield Gallery(
-                lambda method: CountingActors(shards, method),
-                lambda methods: exact_starts(comparison, methods, lambda method: _replay_alone(shards, method)),
+                lambda merged: CountingActors(shards, merged),
+                lambda several: exact_starts(comparison, several, lambda merged: _replay_alone(shards, merged)),
             )
         finally:
             shards.cancel()
 
 
-def _replay_alone(shards: RemoteShards, method: Method) -> Curve:
+def _replay_alone(shards: RemoteShards, merged: Merged) -> Curve:
     """The curve of a method's backward system."""
-    backward, _ = shards.make_systems([method]).systems.at[0]
-    (curves,) = shards.replay([Served(backward, backward, {"": np.arange(shards.edges[-1])})])
+    backward, _ = shards.make_systems([merged.method]).systems.at[0]
+    (curves,) = shards.replay([Served(backward, backward, {"": np.arange(shards.edges[-1])}, merge=merged.merge)])
     return curves[""]
 
 
 class CountingActors(CountingShards):
     """Shards in actors, for one method."""
 
-    def __init__(self, shards: RemoteShards, method: Method) -> None:
-        network = shards.comparison.maps.folders.get(method.name)
+    def __init__(self, shards: RemoteShards, merged: Merged) -> None:
+        name = merged.method.name
+        network, merge = shards.comparison.maps.folders.get(name), ray.put(merged.merge)
         self.shards = shards
-        shards.answers([actor.make_counting.remote(method.name, network) for actor in shards.actors])
+        shards.answers([actor.make_counting.remote(name, network, merge) for actor in shards.actors])
 
     def ask(self, question: str, *arguments: Any) -> list[Any]:
         sent = ray.put(arguments)  # once for all shards
@@ -67,12 +69,13 @@ class CountingActors(CountingShards):
 class ForecastActor(ShardActor):
     """One shard of the gallery, for one method after the other."""
 
-    def make_counting(self, method_name: str, network: Path | None) -> None:
+    def make_counting(self, method_name: str, network: Path | None, merge: Merge) -> None:
         """Make the systems of a method."""
         assert self.embeddings is not None
         (method,) = find_methods((method_name,))
         pair = method.pair(self.embeddings, load_network(network) if network else None)
-        self.counting = CountingShard(forms_of(method, self.embeddings, pair, self.distance), self.first)
+        merged = Merged(method, writable(merge))
+        self.counting = CountingShard(forms_of(merged, self.embeddings, pair, self.distance), self.first)
 
     def ask(self, question: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method of ``CountingShard``."""

@@ -18,6 +18,7 @@ import pandas as pd
 from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.outcome import Decision, json_value
 from ray_backfill.core.schema import frame, read_manifest, read_table, rows_of
+from ray_backfill.engine.merges import BEST
 from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 from ray_backfill.page.charts import REFERENCE_STYLES, Chart, DrawnCurve, Interval, numbered_style, range_of
 from ray_backfill.page.numbers import NOTHING, count, html_table, interval, percent, percent_sign
@@ -199,8 +200,10 @@ def findings(found: ForecastResults) -> list[str]:
 
 
 def _lead(found: ForecastResults, metric: str, order: str) -> str:
-    """A sentence: the method with the highest AUC, and over which its lead may be chance. "" for one method."""
+    """The method with the highest AUC, over which its lead may be chance, and whether the old service is better."""
     best, *rest = found.of(metric, order)
+    if old := _better_old(found, metric, best):
+        return old
     if not rest:
         return ""
     first = f"{best.title} has the highest {metric} on average"
@@ -211,6 +214,19 @@ def _lead(found: ForecastResults, metric: str, order: str) -> str:
     if not close:
         return f"{first}; the sample shows that it is better than every other method."
     return f"{first}; the sample does not show that it is better than {'; '.join(close)}."
+
+
+def _better_old(found: ForecastResults, metric: str, best: ForecastRow) -> str:
+    """A sentence if the old service, perhaps with CSLS, serves more on average than the best method; otherwise ""."""
+    with_csls = found.manifest.get("with_csls")
+    services = {"": found.manifest["old"][metric]} | ({" with CSLS": with_csls["old"][metric]} if with_csls else {})
+    name, old = max(services.items(), key=lambda item: item[1])
+    if best.auc > old:
+        return ""
+    return (
+        f"{best.title} has the highest {metric} on average among the methods ({percent(best.auc)} %), but the old "
+        f"service{name} has more ({percent(old)} %): switch all at once at the end."
+    )
 
 
 def _disagreement(found: ForecastResults) -> list[str]:
@@ -267,7 +283,10 @@ def ends(found: ForecastResults, metric: str) -> str:
     value, low, high = found.manifest["new"][metric]
     old = found.manifest["old"][metric]
     limits = f" (from {percent(low)} to {percent(high)})" if high > low else ""
-    return f"{metric}: the old service has {percent(old)} %, the new model alone {percent(value)} %{limits}."
+    said = f"{metric}: the old service has {percent(old)} %, the new model alone {percent(value)} %{limits}"
+    if with_csls := found.manifest.get("with_csls"):
+        said += f"; with CSLS, {percent(with_csls['old'][metric])} % and {percent(with_csls['new'][metric][0])} %"
+    return f"{said}."
 
 
 def _upgrade(found: ForecastResults, metric: str) -> str:
@@ -345,11 +364,24 @@ def rows_in(found: ForecastResults, metric: str) -> list[list[str]]:
 def notes(found: ForecastResults) -> list[tuple[str, str]]:
     """(style, sentence) of what stands below the table in a terminal."""
     said = [("", width(found.of(found.metrics[0], found.orders[0])))]
+    said += [("", merges(found))]
     if others := found.metrics[1:]:
         said.append(("", f"Other metrics, in report.html: {', '.join(others)}."))
     if left_out := found.manifest.get("left_out"):
         said.append(("", f"Left out: {', '.join(left_out)} (report.html says why)."))
     return [*said, ("dim", COLUMNS)]
+
+
+def merges(found: ForecastResults) -> str:
+    """A sentence: the merge of each method."""
+    titles: dict[str, dict[str, None]] = {}
+    for row in found.rows:
+        titles.setdefault(row.merge, {})[row.title] = None
+    chosen = " (best, chosen on train items)" * (found.manifest["evaluation"].get("merge") == BEST)
+    if len(titles) == 1:
+        return f"Merge of all methods{chosen}: {next(iter(titles))}."
+    each = [f"{merge} for {', '.join(own)}" for merge, own in titles.items()]
+    return f"Merges{chosen}: {'; '.join(each)}."
 
 
 def charts_of(found: ForecastResults) -> list[Chart]:
@@ -407,7 +439,7 @@ def render(found: ForecastResults) -> str:
         ],
         calibration=_calibration(found),
         left_out=list(facts.get("left_out", {}).items()),
-        notes=[bind(note) for note in facts.get("notes", [])],
+        notes=[bind(note) for note in (merges(found), *facts.get("notes", []))],
         command=facts["command"],
         settings=[*flatten(facts["evaluation"])],
     )  # fmt: skip

@@ -28,7 +28,7 @@ from ray_backfill.forecast import estimate as numbers
 from ray_backfill.forecast.engine import Forecast
 from ray_backfill.forecast.estimate import Units
 from ray_backfill.forecast.known_items import NewEmbeddings, find_new, with_pilot, with_stand_ins
-from ray_backfill.forecast.methods import Gallery, can_be_forecast, forecast_method, gallery_here
+from ray_backfill.forecast.methods import Gallery, Merged, can_be_forecast, forecast_method, gallery_here, with_merges
 from ray_backfill.forecast.report import write_forecast_report
 from ray_backfill.forecast.sample import StoredSample, read_before_backfill, read_sample, take_sample
 from ray_backfill.forecast.settings import SAMPLE_FILE, ForecastSettings, SampleSettings
@@ -158,13 +158,16 @@ def forecast_folder(
     return out
 
 
-def forecast_methods(comparison: Comparison, given: NewEmbeddings, gallery: Gallery) -> dict[Method, Forecast]:
+def forecast_methods(comparison: Comparison, given: NewEmbeddings, gallery: Gallery) -> dict[Merged, Forecast]:
     """Forecast every method that can be forecast, in every order."""
-    methods = [method for method in comparison.methods if can_be_forecast(method)]
+    several = with_merges(comparison)
     with step("measure the start"):
-        starts = gallery.starts(methods)
-    with task("forecast", len(methods) * len(given.known.queries), "method-query pairs") as bar:
-        return {m: forecast_method(comparison, m, given, gallery, starts[m.name], bar) for m in methods}
+        starts = gallery.starts(several)
+    with task("forecast", len(several) * len(given.known.queries), "method-query pairs") as bar:
+        return {
+            merged: forecast_method(comparison, merged, given, gallery, own, bar)
+            for merged, own in zip(several, starts, strict=True)
+        }
 
 
 def _gallery_of(comparison: Comparison, given: NewEmbeddings, context: Context) -> AbstractContextManager[Gallery]:
@@ -179,24 +182,26 @@ def _gallery_of(comparison: Comparison, given: NewEmbeddings, context: Context) 
 
 
 def _tables(
-    comparison: Comparison, given: NewEmbeddings, found: Mapping[Method, Forecast]
+    comparison: Comparison, given: NewEmbeddings, found: Mapping[Merged, Forecast]
 ) -> Mapping[str, pd.DataFrame]:
     t = np.linspace(0, 1, comparison.evaluation.points)
-    new, rest = _of_new(found), {method: forecast for method, forecast in found.items() if method.name != NEW}
+    new, rest = _of_new(found), {merged: forecast for merged, forecast in found.items() if merged.method.name != NEW}
     curves = [
-        (method, order, metric, units)
-        for method, forecast in rest.items()
+        (merged, order, metric, units)
+        for merged, forecast in rest.items()
         for order, by_metric in forecast.units.items()
         for metric, units in by_metric.items()
     ]
     points = [
-        ForecastPoint(method.name, order, metric, float(at), *limits)
-        for method, order, metric, units in curves
+        ForecastPoint(merged.method.name, order, metric, float(at), *limits)
+        for merged, order, metric, units in curves
         for at, limits in zip(t, numbers.curve(units), strict=True)
     ]
     sizes = (given.sampled, len(comparison.folder.gallery))
-    rows = [_row(method, order, metric, units, new[metric], t, *sizes) for method, order, metric, units in curves]
-    checked = [row for method, forecast in rest.items() for row in _calibration(method, forecast)]
+    rows = [
+        _row(own, order, metric, units, new[own.has_csls][metric], t, *sizes) for own, order, metric, units in curves
+    ]
+    checked = [row for merged, forecast in rest.items() for row in _calibration(merged.method, forecast)]
     return {
         "curves": frame(ForecastPoint, points),
         "summary": frame(ForecastRow, rows),
@@ -205,28 +210,35 @@ def _tables(
     }
 
 
-def _of_new(found: Mapping[Method, Forecast]) -> Mapping[str, Units]:
-    """Metric -> the curve of {new, new}, of which the ends have a meaning."""
-    (by_metric,) = next(forecast for method, forecast in found.items() if method.name == NEW).units.values()
-    return by_metric
+def _of_new(found: Mapping[Merged, Forecast]) -> Mapping[bool, Mapping[str, Units]]:
+    """With CSLS or not -> metric -> the curve of {new, new}, of which the ends have a meaning."""
+    own = [(merged, forecast) for merged, forecast in found.items() if merged.method.name == NEW]
+    return {merged.has_csls: next(iter(forecast.units.values())) for merged, forecast in own}
 
 
-def _facts(comparison: Comparison, given: NewEmbeddings, found: Mapping[Method, Forecast]) -> dict[str, object]:
+def _ends(new: Mapping[str, Units]) -> dict[str, object]:
+    """By metric, what the old service has, and the new model alone with its interval."""
+    return {
+        "old": {metric: float(units.start.mean()) for metric, units in new.items()},
+        "new": {metric: list(numbers.curve(units)[-1]) for metric, units in new.items()},
+    }
+
+
+def _facts(comparison: Comparison, given: NewEmbeddings, found: Mapping[Merged, Forecast]) -> dict[str, object]:
     """What the manifest says about the data, and about what was left out."""
     known, new = given.known, _of_new(found)
     gone = {each.name: each.reason for each in comparison.left_out}
-    gone |= {m.name: "it has no forecast" for m in comparison.methods if m not in found and not m.is_reference}
-    return {
+    methods = {merged.method for merged in found}
+    gone |= {m.name: "it has no forecast" for m in comparison.methods if m not in methods and not m.is_reference}
+    return _ends(new[False]) | {
         "items": len(comparison.folder.gallery), "known": len(known.position), "queries": comparison.truth.n_queries,
         "chosen": len(known.queries), "lists": len(np.unique(known.group)),
-        "old": {metric: float(units.start.mean()) for metric, units in new.items()},
-        "new": {metric: list(numbers.curve(units)[-1]) for metric, units in new.items()},
-        "left_out": gone, "notes": list(comparison.notes),
+        "with_csls": _ends(new[True]) if True in new else None, "left_out": gone, "notes": list(comparison.notes),
     }  # fmt: skip
 
 
 def _row(
-    method: Method, order: str, metric: str, units: Units, new: Units, t: NDArray[np.float64], sampled: int,
+    merged: Merged, order: str, metric: str, units: Units, new: Units, t: NDArray[np.float64], sampled: int,
     gallery: int,
 ) -> ForecastRow:  # fmt: skip
     area = numbers.area(units, t)
@@ -235,15 +247,17 @@ def _row(
     parts = (area.of_queries, area.of_answers, area.of_model)
     of_queries, of_answers, of_model = (part / area.variance if area.variance else float("nan") for part in parts)
     return ForecastRow(
-        method.name, order, method.title, metric, first.value, *last, *area.bounded, *numbers.gain(units, new, t),
-        *numbers.end_difference(units, new), *fall, start, end, of_queries, of_answers, of_model,
-        numbers.items_to_halve(area, units.n_groups, sampled, gallery),
+        merged.method.name, order, merged.method.title, merged.merge.name, metric, first.value, *last, *area.bounded,
+        *numbers.gain(units, new, t), *numbers.end_difference(units, new), *fall, start, end, of_queries, of_answers,
+        of_model, numbers.items_to_halve(area, units.n_groups, sampled, gallery),
     )  # fmt: skip
 
 
-def _differences(curves: Sequence[tuple[Method, str, str, Units]], t: NDArray[np.float64]) -> list[ForecastDifference]:
+def _differences(curves: Sequence[tuple[Merged, str, str, Units]], t: NDArray[np.float64]) -> list[ForecastDifference]:
     return [
-        ForecastDifference(one.name, other.name, order, metric, *numbers.area(units.plus(others, -1.0), t).limits)
+        ForecastDifference(
+            one.method.name, other.method.name, order, metric, *numbers.area(units.plus(others, -1.0), t).limits
+        )
         for (one, order, metric, units), (other, *of_other, others) in combinations(curves, 2)
         if [order, metric] == of_other
     ]

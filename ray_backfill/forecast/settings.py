@@ -5,7 +5,7 @@ from functools import cached_property
 
 from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation, Named
 from ray_backfill.core.errors import InputError
-from ray_backfill.engine.merges import RAW
+from ray_backfill.engine.merges import BEST, all_merges, check_merge
 from ray_backfill.engine.metrics import parse_metric
 
 SAMPLE_FILE = "sample.parquet"
@@ -49,15 +49,20 @@ class ForecastSettings:
     """Largest loss of quality that still counts as none, as a share: 0.005 is half a percentage point."""
     order_seed: int = 0
     """Random seed for the random order."""
+    merge: str = BEST
+    """How distances are merged; "best" chooses for each method, as in a comparison."""
 
     @cached_property
     def named(self) -> Named:
-        """The comparison that is forecast, of raw distances, with its names looked up.
+        """The comparison that is forecast, with its names looked up.
 
         Raises:
             InputError: A name is unknown, a setting is impossible, or something cannot be forecast.
         """
-        named = Evaluation(**vars(self), merges=(RAW.name,)).named.with_recommended(_METRICS)
+        own = {name: value for name, value in vars(self).items() if name != "merge"}
+        named = Evaluation(**own, merges=(self.merge,)).named.with_recommended(_METRICS)
+        if all_merges()[self.merge].is_by_rank:
+            raise InputError(f"the {self.merge} merge compares ranks, which cannot be forecast; use another merge")
         for metric in named.evaluation.metrics:
             if why := why_not_forecast(metric):
                 raise InputError(f"{metric} cannot be forecast: {why}; use mAP, mAP@100 or recall@100")
@@ -74,7 +79,8 @@ class ForecastSettings:
         _ = self.named
 
     def judged_as(self, sample: SampleSettings) -> Named:
-        """The same comparison with the right answers and the distance of a sample."""
+        """The same with a sample's right answers and distance. Raises InputError if the merge does not support that."""
+        check_merge(self.merge, sample.distance)
         evaluation = replace(self.named.evaluation, truth=sample.truth, distance=sample.distance)
         return replace(self.named, evaluation=evaluation)
 

@@ -37,9 +37,14 @@ class ForecastPoint:
 class ForecastRow:
     """A forecast in numbers; one row for each method, order and metric."""
 
-    method: Annotated[str, "as in `curves.parquet`; title is the method's name in reports"]
+    method: Annotated[
+        str,
+        "as in `curves.parquet`; title is the method's name in reports, merge how the two systems' distances are "
+        "merged: of `best`, the one chosen",
+    ]
     order: str
     title: str
+    merge: str
     metric: str
     start: Annotated[float, "M_0, exact"]
     end: Annotated[float, "M_1, and its 95 % interval"]
@@ -51,7 +56,7 @@ class ForecastRow:
     gain: Annotated[
         float,
         "(auc - M of old) / (M of new - M of old), 1.0 = 100 %, and its 95 % interval; NaN unless new is significantly "
-        "better than old",
+        "better than old; with CSLS, relative to old and new with CSLS",
     ]
     gain_low: float
     gain_high: float

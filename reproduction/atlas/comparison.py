@@ -21,6 +21,7 @@ from ray_backfill.core.stages import read_json
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import IMAGE, TEXT
+from ray_backfill.engine.merges import BEST
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
 from reproduction.atlas.embeddings import FOLD, FOLDS
@@ -28,8 +29,9 @@ from reproduction.atlas.embeddings import FOLD, FOLDS
 # Instead of a fold: all queries; a forecast, from this share of the gallery's new embeddings, and at least so many.
 ALL = ""
 FORECAST, SHARE, LEAST = "forecast", 0.05, 200
-# What a forecast compares: raw distances, and mAP@100, because it can predict nothing of the first ten results.
-FORECAST_METHODS = ("rm_naive", "procrustes_gallery", "relaxed_gallery", "ridge_gallery", "fct")
+# What a forecast compares, with the merge that is chosen for each; mAP@100, because it can predict nothing of the first
+# ten results.
+FORECAST_METHODS = ("rm_naive", "relaxed_gallery", "ridge_gallery", "slerp", "fct")
 # Nothing is trained but FCT and full RM, whose labels only some collections have.
 METHODS = (
     *("offline", "instant", "rm_naive", "cascade@100", "cascade_map@100", "convex"),
@@ -153,13 +155,16 @@ def forecast(upgrade: Upgrade, joined: Path, out: Path) -> pd.DataFrame:
     out: folder of the comparison, whose maps are used, and where the sample and the result are kept.
     """
     mark = fingerprint(*sorted(read_json(joined / "manifest.json").items()), *FORECAST_METHODS)
-    kept, sample = out / f"forecast-{mark}.parquet", out / f"sample-{mark}.parquet"
+    kept, sample = out / f"forecast-{BEST}-{mark}.parquet", out / f"sample-{mark}.parquet"
     if not kept.exists():
         if not sample.exists():
             size = len(read_folder(joined).gallery)
             rb.sample(joined, min(size, max(LEAST, math.ceil(SHARE * size))), out=sample)
         found = rb.forecast(joined, sample=sample, out=out, methods=FORECAST_METHODS, metrics="mAP@100")
-        rows = dict(zip(found.summary["method"], found.summary["auc"], strict=True))
-        rows |= {"offline": found.manifest["old"]["mAP@100"]}
-        write_parquet(kept, pa.table({"method": list(rows), "auc": list(rows.values())}))
-    return pd.read_parquet(kept).assign(**asdict(upgrade), **{FOLD: FORECAST, "order": "random", "merge": "raw"})
+        rows = found.summary[["method", "auc"]].assign(merge=BEST)
+        offline = {"raw": found.manifest} | (
+            {"csls": found.manifest["with_csls"]} if found.manifest["with_csls"] else {}
+        )
+        old = [{"method": "offline", "merge": name, "auc": ends["old"]["mAP@100"]} for name, ends in offline.items()]
+        write_parquet(kept, pa.Table.from_pandas(pd.concat([rows, pd.DataFrame(old)]), preserve_index=False))
+    return pd.read_parquet(kept).assign(**asdict(upgrade), **{FOLD: FORECAST, "order": "random"})

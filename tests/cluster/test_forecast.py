@@ -44,14 +44,15 @@ def write(path: Path) -> np.ndarray:
     return of.new.gallery
 
 
-def test_any_number_of_shards_gives_the_forecast_of_one_process(ray_session: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("merge", ["raw", "zscore", "csls"])
+def test_any_number_of_shards_gives_the_forecast_of_one_process(ray_session: None, tmp_path: Path, merge: str) -> None:
     torch.manual_seed(0)
     save_network(tmp_path / "rm", Heads(12, 24, learn_new=True).eval())
     new = write(tmp_path / "data")
     folder = read_before_backfill(tmp_path / "data")
     assert folder.queries is not None
     evaluation = Evaluation(
-        ("rm_naive", "rm"), ("random", "class_mean_distance"), metrics=("mAP", "recall@100"), points=4
+        ("rm_naive", "rm"), ("random", "class_mean_distance"), (merge,), metrics=("mAP", "recall@100"), points=4
     )
     truth = gallery(ITEMS).truth
     first = fit_stand_in(*free_pairs(folder), "cosine")(folder.gallery.old)
@@ -62,11 +63,11 @@ def test_any_number_of_shards_gives_the_forecast_of_one_process(ray_session: Non
     here = forecast_methods(comparison, items, gallery_here(comparison))
     with gallery_in_shards(comparison, items, 2) as shards:
         there = forecast_methods(comparison, items, shards)
-    assert {method.name for method in here} == {"new", "rm_naive", "rm"}
-    for method, one in here.items():
+    assert {merged.method.name for merged in here} == {"new", "rm_naive", "rm"}
+    for one, there_one in zip(here.values(), there.values(), strict=True):
         for order, by_metric in one.units.items():
             for metric, units in by_metric.items():
-                other = there[method].units[order][metric]
+                other = there_one.units[order][metric]
                 assert np.array_equal(units.start, other.start)
                 # Products of different shapes are rounded differently, and an item may change its place.
                 assert other.value == pytest.approx(units.value, abs=2e-3)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.replay import Curve, replay
 from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair
 from ray_backfill.forecast.models import KnownItems
@@ -32,8 +33,8 @@ class Gallery:
         return UpgradePair(self.old, self.new)
 
     @cache  # noqa: B019 (galleries live as long as the process)
-    def exact(self) -> Curve:
-        return replay(self.pair, self.truth, self.order, points=POINTS, metrics=METRICS)
+    def exact(self, merge: Merge = RAW) -> Curve:
+        return replay(self.pair, self.truth, self.order, points=POINTS, metrics=METRICS, merge=merge)
 
     def sample(self, budget: int, seed: int = 0) -> Sample:
         first = fit_stand_in(self.old.query, self.new.query, "cosine")(self.old.gallery)

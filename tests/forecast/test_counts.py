@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import RetrievalSystem
 from ray_backfill.forecast.counts import Forms, LocalShards, QueryBlock, ShardSetup, find_starts
 from ray_backfill.forecast.models import CELLS, Cells
@@ -33,7 +34,7 @@ def test_histograms(number: int) -> None:
     at = np.sort(rng.uniform(0.3, 1.5, (2, 6)).astype(np.float32), axis=1)
     at[1, 4:] = np.inf
     with ThreadPoolExecutor(number) as pool:
-        shards = LocalShards(Forms.of(forward, old, before, "cosine"), pool, number)
+        shards = LocalShards(Forms(*(ProductForm.of(each, "cosine") for each in (forward, old, before))), pool, number)
         shards.begin(ShardSetup(moment_ON, POINTS, known, cells))
         found = shards.count(QueryBlock(queries, at, left_out))
         near = shards.distances(queries, left_out)

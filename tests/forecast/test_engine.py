@@ -1,15 +1,18 @@
 """The forecast beside the exact replay."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
 from ray_backfill.engine.distances import ProductForm
-from ray_backfill.engine.systems import GroundTruth, RetrievalSystem
+from ray_backfill.engine.merges import RAW, Merge, fit_merge
+from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair
 from ray_backfill.forecast.counts import Forms
 from ray_backfill.forecast.engine import Forecast, forecast_pair, moments_of
 from ray_backfill.forecast.estimate import area_weights, moment_weights
+from ray_backfill.forecast.methods import form_of
 from ray_backfill.forecast.models import KnownForms
 from ray_backfill.learn.models.apply import fit_stand_in
 from tests.forecast.galleries import METRICS, POINTS, Gallery, gallery, known_of
@@ -17,7 +20,9 @@ from tests.forecast.galleries import METRICS, POINTS, Gallery, gallery, known_of
 T = np.linspace(0, 1, POINTS)
 
 
-def forecast(of: Gallery, budget: int, seed: int = 0, hide: bool = False, distance: str = "cosine") -> Forecast:
+def forecast(
+    of: Gallery, budget: int, seed: int = 0, hide: bool = False, distance: str = "cosine", merge: Merge = RAW
+) -> Forecast:
     sample = of.sample(budget, seed)
     new = of.new.gallery.copy()
     if hide:
@@ -27,15 +32,26 @@ def forecast(of: Gallery, budget: int, seed: int = 0, hide: bool = False, distan
     old_rows = np.concatenate([of.old.gallery[pilot], of.old.query])
     new_rows = np.concatenate([new[pilot], of.new.query])
     stand_ins = fit_stand_in(old_rows, new_rows, distance)(of.old.gallery)
-    starts = {metric: values[:, 0] for metric, values in of.exact().per_query.items()}
+    starts = {metric: values[:, 0] for metric, values in of.exact(merge).per_query.items()}
     known, query = known_of(sample), of.new.query
-    systems = (RetrievalSystem(query, stand_ins), of.old, of.old)
-    whole = Forms(*(ProductForm.of(system, distance) for system in systems))
+    of_backward, of_forward = merge.references or (None, None)
+    of_stand_ins = form_of(RetrievalSystem(query, stand_ins), of_forward, distance)
+    whole = Forms(of_stand_ins, ProductForm.of(of.old, distance), form_of(of.old, of_backward, distance))
     stand_in, old = (form.of_items(sample.position) for form in (whole.stand_in, whole.old))
-    forms = KnownForms(stand_in, old, ProductForm.of(RetrievalSystem(query, new[sample.position]), distance))
+    after = form_of(RetrievalSystem(query, new[sample.position]), of_forward, distance)
     return forecast_pair(
-        whole, known, forms, of.truth, {"random": of.order}, "progressively", starts, POINTS, "new", True
-    )
+        whole, known, KnownForms(stand_in, old, after), of.truth, {"random": of.order}, "progressively", starts, POINTS,
+        "new", True, merge=merge,
+    )  # fmt: skip
+
+
+@cache
+def fitted(name: str) -> Merge:
+    """A merge that was fitted on other items of the same models."""
+    of = gallery()
+    some = np.arange(0, 4000, 7)
+    old, new = (RetrievalSystem(each.gallery[some], each.gallery[some]) for each in (of.old, of.new))
+    return fit_merge(name, UpgradePair(old, new), some % 40, "cosine")
 
 
 def test_nothing_hidden_is_read() -> None:
@@ -52,10 +68,12 @@ def with_ignored(of: Gallery) -> Gallery:
     return replace(of, truth=GroundTruth.from_positives(lists, ignored, n_gallery=of.truth.n_gallery))
 
 
+@pytest.mark.parametrize("name", ["raw", "quantile", "zscore", "isotonic", "csls"])
 @pytest.mark.parametrize("of", [gallery(), with_ignored(gallery())], ids=["", "ignored"])
-def test_a_complete_sample_gives_the_exact_curve(of: Gallery) -> None:
-    found = forecast(of, len(of.order))
-    exact = of.exact()
+def test_a_complete_sample_gives_the_exact_curve(of: Gallery, name: str) -> None:
+    merge = fitted(name)
+    found = forecast(of, len(of.order), merge=merge)
+    exact = of.exact(merge)
     for metric in METRICS:
         units = found.units["random"][metric]
         assert units.value == pytest.approx(exact.per_query[metric], abs=1e-9)
@@ -85,12 +103,13 @@ def test_the_start_is_exact() -> None:
         assert estimate.value == pytest.approx(values[:, 0].mean(), abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["raw", *(pytest.param(name, marks=pytest.mark.full) for name in ("zscore", "csls"))])
 @pytest.mark.parametrize(("samples", "fewest"), [(30, 24), pytest.param(600, 542, marks=pytest.mark.heavy)])
-def test_intervals_cover(samples: int, fewest: int) -> None:
+def test_intervals_cover(samples: int, fewest: int, name: str) -> None:
     """Fewer within the 95 % limits: 6 in ten thousand of 30 samples would have that, one in a million of 600."""
-    of = gallery()
-    exact = of.exact()
-    found = [forecast(of, 400, seed).units["random"] for seed in range(samples)]
+    of, merge = gallery(), fitted(name)
+    exact = of.exact(merge)
+    found = [forecast(of, 400, seed, merge=merge).units["random"] for seed in range(samples)]
     for metric in METRICS:
         for weights in (moment_weights(POINTS, 2), moment_weights(POINTS, 4), area_weights(T)):
             true = float(exact.values(metric) @ weights)

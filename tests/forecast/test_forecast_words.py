@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ray_backfill.forecast.report import ForecastResults, cells, charts_of, findings, heading, render, warnings
+from ray_backfill.forecast.report import ForecastResults, cells, charts_of, findings, heading, merges, render, warnings
 from ray_backfill.forecast.tables import CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 
 NAN = float("nan")
@@ -13,8 +13,8 @@ NAN = float("nan")
 
 def row(method: str, auc: float, **changes: Any) -> ForecastRow:
     made = ForecastRow(
-        method, "random", method.upper(), "mAP", 0.2, 0.5, 0.48, 0.52, auc, auc - 0.02, auc + 0.01, 0.4, 0.3, 0.5,
-        0.0, -0.001, 0.001, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.3, 0.2, 1234.0,
+        method, "random", method.upper(), "raw", "mAP", 0.2, 0.5, 0.48, 0.52, auc, auc - 0.02, auc + 0.01, 0.4, 0.3,
+        0.5, 0.0, -0.001, 0.001, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.3, 0.2, 1234.0,
     )  # fmt: skip
     return replace(made, **changes)
 
@@ -53,6 +53,26 @@ ENDS = "mAP: the old service has 20.0 %, the new model alone 50.0 % (from 48.0 t
 )
 def test_the_best_method_is_named_with_what_it_is_not_told_from(rows: tuple[ForecastRow, ...], lead: list[str]) -> None:
     assert findings(results(*rows)) == [*lead, ENDS]
+
+
+def test_the_old_service_is_named_where_no_method_is_better() -> None:
+    assert "switch" not in findings(results(A, B))[0], "0.4 and 0.3 against 0.2"
+    with_csls = {"old": {"mAP": 0.45}, "new": {"mAP": [0.55, 0.5, 0.6]}}
+    said = findings(results(A, B, with_csls=with_csls))
+    assert said[0] == (
+        "A has the highest mAP on average among the methods (40.0 %), but the old service with CSLS has more (45.0 %): "
+        "switch all at once at the end."
+    )
+    assert said[-1] == f"{ENDS[:-1]}; with CSLS, 45.0 % and 55.0 %."
+    alone, _ = findings(results(A, old={"mAP": 0.41}))
+    assert "but the old service has more (41.0 %)" in alone, "also with one method"
+
+
+def test_the_merge_of_each_method_is_named() -> None:
+    chosen = {"evaluation": {"metrics": ["mAP"], "margin": 0.005, "merge": "best"}}
+    assert merges(results(A, B)) == "Merge of all methods: raw."
+    both = results(row("a", 0.4, merge="csls"), B, C, **chosen)
+    assert merges(both) == "Merges (best, chosen on train items): csls for A; raw for B, C."
 
 
 def test_metrics_that_disagree_come_first() -> None:

@@ -63,7 +63,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def forecast(folder: Path, new: Path, out: Path) -> Path:
+def forecast(folder: Path, new: Path, out: Path, merge: str = "best") -> Path:
     run(
         "forecast",
         folder,
@@ -78,6 +78,8 @@ def forecast(folder: Path, new: Path, out: Path) -> Path:
         "--metrics",
         "mAP",
         "recall@100",
+        "--merge",
+        merge,
     )
     return out / "forecast"
 
@@ -118,10 +120,11 @@ def test_a_sample_grows_and_narrows_the_forecast(folder: Path, tmp_path: Path) -
         assert row.auc_high - row.auc_low < wider.auc_high - wider.auc_low
 
 
-def test_with_everything_known_it_is_the_replay(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("merge", ["best", "csls"])
+def test_with_everything_known_it_is_the_replay(folder: Path, tmp_path: Path, merge: str) -> None:
     run("sample", folder, "--budget", 150)
     embed(folder, tmp_path / "new.parquet", everything=True)
-    found = read_forecast(forecast(folder, tmp_path / "new.parquet", tmp_path / "run"))
+    found = read_forecast(forecast(folder, tmp_path / "new.parquet", tmp_path / "run", merge))
     # The same maps: fitted on the pilot, which stands in for the train split that the folder lacks.
     write(tmp_path / "whole", new=True)
     pilot = pd.read_parquet(folder / "sample.parquet").query("reason == 'pilot'").id
@@ -130,12 +133,16 @@ def test_with_everything_known_it_is_the_replay(folder: Path, tmp_path: Path) ->
     place = {name: index for index, name in enumerate(rows["id"].to_pylist())}
     write_parquet(tmp_path / "whole" / "train.parquet", rows.take([place[name] for name in pilot]))
     write_parquet(tmp_path / "whole" / "validation.parquet", rows.slice(0, 2))
-    options = ["--methods", *METHODS, "--points", 5, "--metrics", "mAP", "recall@100"]
+    options = ["--methods", *METHODS, "--points", 5, "--metrics", "mAP", "recall@100", "--merges", merge]
     run("simulate", "--data", tmp_path / "whole", *options, "--out", tmp_path / "exact")
     exact = pd.read_parquet(tmp_path / "exact" / "results" / "curves.parquet").set_index(["method", "metric", "t"])
     for point in found.points:
         assert point.value == pytest.approx(exact.value[point.method, point.metric, point.t], abs=1e-14)
         assert point.low == pytest.approx(point.high, abs=1e-14)
+    summary = pd.read_parquet(tmp_path / "exact" / "results" / "summary.parquet").set_index(["method", "metric"])
+    for row in found.rows:
+        assert row.gain == pytest.approx(summary.gain[row.method, row.metric], abs=1e-9)
+    assert (found.manifest["with_csls"] is not None) == any(row.merge == "csls" for row in found.rows)
 
 
 def test_new_embeddings_outside_of_the_sample_are_not_read(folder: Path, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def _model(name: str, call: Any) -> AtlasModel:
 
 def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ORDER_METHODS", "FORECAST_METHODS"):  # FCT would be trained on Ray
-        monkeypatch.setattr(comparison, name, ("rm_naive", "procrustes_gallery", "relaxed_gallery", "ridge_gallery"))
+        monkeypatch.setattr(comparison, name, ("rm_naive", "relaxed_gallery", "slerp", "ridge_gallery"))
     collection = Collection("animals", TEXT, _prepare, "animals")
     models = {"small": _model("small", _models.old), "large": _model("large", _models.New())}
     folders = embed_collection(collection, models, tmp_path, tmp_path / "out")

@@ -113,6 +113,7 @@ METHODS = (
         "Adapters",
         SlerpFit(procrustes, "new", "old"),
         forward="new",
+        is_recommended=True,
         glossary={
             "SLERP": "Spherical interpolation: old items are searched with a point between the old query and the new "
             "one, which is rotated into the old space. Each query is embedded by both models."
