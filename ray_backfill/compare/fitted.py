@@ -22,6 +22,7 @@ from ray_backfill.engine.merges import (
     Merge,
     MergeKind,
     all_merges,
+    choose_merge,
     fit_merge,
     without_trial,
 )
@@ -150,8 +151,6 @@ def _sides(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Sides:
 _ITEMS = 20_000
 # Fewest validation items for that. With fewer, the train items serve, which are biased, but enough.
 FEWEST_ITEMS = 200
-# Fewest to choose a merge: there, a bias is worse than noise. It looks as if distances of a map had to be stretched.
-_FEWEST_FOR_BEST = 50
 
 
 def why_merge_cannot_be_fitted(kind: MergeKind, train: EmbeddingTable | None) -> str:
@@ -168,15 +167,18 @@ def why_merge_cannot_be_fitted(kind: MergeKind, train: EmbeddingTable | None) ->
 
 @dataclass(frozen=True)
 class MergeFits:
-    """The merges, and the items to fit them on. label: (items,) classes, if they are known. are_unseen: whether no
-    map was fitted on the items."""
+    """The merges, and the items to fit them on. label: (items,) classes, if they are known.
+
+    unseen: items that no map was fitted on, with their classes, on which one of the merges is chosen. There, a bias is
+    worse than noise: it looks as if distances of a map had to be stretched.
+    """
 
     kinds: tuple[MergeKind, ...]
     distance: str
     seed: int
     items: Embeddings | None = None
     label: IntArray | None = None
-    are_unseen: bool = False
+    unseen: tuple[Embeddings, IntArray | None] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -198,7 +200,7 @@ class MergeFits:
                 pair = method.pair(self.items, maps.of(method))
             else:
                 kinds = tuple(kind for kind in kinds if not kind.needs_train)
-        return {kind.name: self._fit(kind.name, method, pair) for kind in kinds}
+        return {kind.name: self._fit(self._chosen(kind.name, method, maps, pair), pair) for kind in kinds}
 
     def of_reference(self, reference: Method) -> dict[str, Merge]:
         """Merge name -> merge fitted for old or new alone, for the merges that change the ranking of a single system.
@@ -212,11 +214,17 @@ class MergeFits:
         if self.items is not None and all(model in self.items.gallery for model in reference.models):
             pair = reference.pair(self.items, None)
         able = [kind for kind in able if pair is not None or not kind.needs_train]
-        return {kind.name: self._fit(kind.name, reference, pair) for kind in able if kind.suits(self.distance)}
+        return {kind.name: self._fit(kind.name, pair) for kind in able if kind.suits(self.distance)}
 
-    def _fit(self, name: str, method: Method, pair: UpgradePair | None) -> Merge:
-        if name == BEST and pair is not None and method.fit is not None and not self.are_unseen:
-            name = without_trial(pair, self.distance)
+    def _chosen(self, name: str, method: Method, maps: FittedMaps, pair: UpgradePair | None) -> str:
+        if name != BEST or pair is None or method.fit is None:
+            return name
+        if self.unseen is None:
+            return without_trial(pair, self.distance)
+        items, label = self.unseen
+        return choose_merge(method.pair(items, maps.of(method)), label, self.distance, self.seed)
+
+    def _fit(self, name: str, pair: UpgradePair | None) -> Merge:
         return fit_merge(name, pair, self.label, self.distance, self.seed)
 
 
@@ -226,8 +234,7 @@ def items_for_merges(folder: EmbeddingFolder, kinds: Sequence[MergeKind]) -> Emb
     On items that a map was fitted on, its distances are smaller than those of the gallery.
     """
     part = folder.validation
-    least = _FEWEST_FOR_BEST if {kind.name for kind in kinds} <= {RAW.name, BEST} else FEWEST_ITEMS
-    if part is None or len(part) < least or any(why_merge_cannot_be_fitted(kind, part) for kind in kinds):
+    if part is None or len(part) < FEWEST_ITEMS or any(why_merge_cannot_be_fitted(kind, part) for kind in kinds):
         return folder.train
     return part
 
@@ -250,7 +257,12 @@ def resolve_merges(folder: EmbeddingFolder, kinds: Sequence[MergeKind], distance
     items = items_for_merges(folder, kinds)
     if items is None or not any(kind.uses_train for kind in kinds):
         return MergeFits(tuple(kinds), distance, seed)
+    unseen = None if folder.validation is None else _drawn(folder.validation, seed)
+    return MergeFits(tuple(kinds), distance, seed, *_drawn(items, seed), unseen)
+
+
+def _drawn(items: EmbeddingTable, seed: int) -> tuple[Embeddings, IntArray | None]:
+    """At most so many items, as queries of each other, and their classes if they are known."""
     found = items.drawn(_ITEMS, seed)
     label = None if found.label is None else np.unique(found.label, return_inverse=True)[1]
-    unseen = items is not folder.train
-    return MergeFits(tuple(kinds), distance, seed, Embeddings(found.vectors, found.vectors), label, unseen)
+    return Embeddings(found.vectors, found.vectors), label

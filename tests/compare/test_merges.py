@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 import ray_backfill as rb
+from ray_backfill.compare import fitted
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fitted import FEWEST_ITEMS, FittedMaps
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.data.folder import read_folder
 from ray_backfill.engine.merges import BEST, fit_merge
+from ray_backfill.engine.systems import UpgradePair
 from ray_backfill.learn.models.apply import save_network
 from ray_backfill.learn.training.fit import train_set
 from ray_backfill.learn.training.settings import FitSettings
@@ -56,17 +58,29 @@ def test_without_maps_or_without_fitted_merges_there_is_nothing_to_note(tmp_path
     assert resolved(tmp_path / "b", 300, replace(EVALUATION, merges=("raw", "rrf"))).notes == ()
 
 
-@pytest.mark.parametrize(("train", "is_unseen"), [(600, True), (300, False)])
+@pytest.mark.parametrize("others", [(), ("csls",)], ids=["alone", "beside another"])
+@pytest.mark.parametrize(("train", "is_chosen"), [(600, True), (300, False)])
 def test_the_best_merge_is_chosen_on_unseen_items_even_if_they_are_few(
-    train: int, is_unseen: bool, tmp_path: Path
+    train: int, is_chosen: bool, others: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    comparison = resolved(tmp_path, train, replace(EVALUATION, merges=(BEST,)))
-    split = comparison.folder.validation if is_unseen else comparison.folder.train
-    items = comparison.merges.items
-    assert split is not None
-    assert items is not None
-    assert (items.gallery["old"] == split.old).all()
-    assert not any("merges" in note for note in comparison.notes)
+    """A merge that fits the distances of maps badly on the few items is fitted on the many, as every other one is."""
+    comparison = resolved(tmp_path, train, replace(EVALUATION, merges=(BEST, *others)))
+    (mapped,) = (method for method in comparison.methods if method.fit)
+    assert mapped.fit is not None
+    save_network(tmp_path / "map", mapped.fit.fit(train_set(comparison.folder), FitSettings(), "cosine").network)
+    seen: list[int] = []
+
+    def choose(pair: UpgradePair, label: object, distance: str, seed: int) -> str:
+        seen.append(pair.n_gallery)
+        return "csls"
+
+    monkeypatch.setattr(fitted, "choose_merge", choose)
+    merge = comparison.merges.of(mapped, FittedMaps({mapped.name: tmp_path / "map"}))[BEST]
+    assert seen == ([60] if is_chosen else [])
+    assert (merge.name == "csls") == is_chosen
+    if merge.references:
+        assert comparison.folder.train
+        assert len(merge.references[0].gallery) == len(comparison.folder.train)
 
 
 def test_what_was_fitted_on_the_items_keeps_raw_distances(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_the_mean_over_four_divisions_decides(
     halves = iter([{"raw": 0.5, "quantile": 0.6 if half >= 8 - wins else 0.4} for half in range(8)])
     monkeypatch.setattr(best, "_trial", lambda *_: next(halves))
     fits = {each: partial(fit_merge, each, distance="cosine") for each in ("raw", "quantile")}
-    assert best.choose(fits, pair_of(LABEL, 0, offset), None, "cosine", 0).name == name
+    assert best.choose(fits, pair_of(LABEL, 0, offset), None, "cosine", 0) == name
     assert not list(halves)
 
 

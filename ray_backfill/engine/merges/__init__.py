@@ -1,7 +1,15 @@
 """Merges: methods that make the distances of two models comparable, fitted on the train split."""
 
 from ray_backfill.engine.merges.best import without_trial
-from ray_backfill.engine.merges.kinds import BEST, MERGES_TO_CHOOSE, MergeKind, all_merges, check_merge, fit_merge
+from ray_backfill.engine.merges.kinds import (
+    BEST,
+    MERGES_TO_CHOOSE,
+    MergeKind,
+    all_merges,
+    check_merge,
+    choose_merge,
+    fit_merge,
+)
 from ray_backfill.engine.merges.merge import RAW, Merge
 from ray_backfill.engine.merges.score_map import ScoreMap
 
@@ -14,6 +22,7 @@ __all__ = [
     "ScoreMap",
     "all_merges",
     "check_merge",
+    "choose_merge",
     "fit_merge",
     "without_trial",
 ]

@@ -46,8 +46,8 @@ class Half(NamedTuple):
 
 def choose(
     candidates: Mapping[str, FitOne], train: UpgradePair, label: IntArray | None, distance: str, seed: int
-) -> Merge:
-    """Fit the merge that ranks held-out items best, by mean average precision over a backfill in random order.
+) -> str:
+    """The merge that ranks held-out items best, by mean average precision over a backfill in random order.
 
     That is the mean over both halves of four random divisions. Raw distances are no candidate where the two systems'
     distances do not compare. Nor is a merge that cannot be fitted.
@@ -62,13 +62,13 @@ def choose(
     found = []
     for division in range(_DIVISIONS):
         rng = np.random.default_rng([seed, division])
-        halves = [np.sort(half) for half in np.array_split(rng.permutation(train.n_gallery), 2)]
+        halves = np.array_split(rng.permutation(train.n_gallery), 2)
         found += [_trial(candidates, train, label, distance, rng, *both) for both in (halves, halves[::-1])]
     judged = {name: sum(each[name] for each in found) for name in candidates if all(name in each for each in found)}
     default = without_trial(train, distance)
     if default != RAW.name:
         judged.pop(RAW.name, None)
-    return candidates[max(judged, key=lambda name: judged[name], default=default)](train, label)
+    return max(judged, key=lambda name: judged[name], default=default)
 
 
 def without_trial(pair: UpgradePair, distance: str) -> str:

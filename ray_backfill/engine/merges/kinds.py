@@ -79,6 +79,11 @@ def _csls(train: UpgradePair | None, label: IntArray | None, distance: str, seed
 def _best(train: UpgradePair | None, label: IntArray | None, distance: str, seed: int) -> Merge:
     if train is None:
         return RAW
+    return all_merges()[choose_merge(train, label, distance, seed)].fit(train, label, distance, seed)
+
+
+def choose_merge(train: UpgradePair, label: IntArray | None, distance: str, seed: int = 0) -> str:
+    """The name of the merge that is best on these items, which no map was fitted on; arguments as of ``fit_merge``."""
     known = all_merges()
     able = [known[name] for name in MERGES_TO_CHOOSE if known[name].suits(distance)]
     fits = {
@@ -167,7 +172,7 @@ MERGES = (
             "held-out train items best, half of them at a time. Raw without train items. CSLS changes what old and new "
             "find alone, so gains are then relative to both with it (gain vs raw: without).",
         },
-        version=2,
+        version=3,
     ),
 )  # fmt: skip
 
