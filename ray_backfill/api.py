@@ -251,7 +251,7 @@ def forecast(
         metrics: mAP, nDCG, or mAP@k, nDCG@k, recall@k from k = 100 on; by default mAP@100 and recall@100.
         points: Number of moments of the backfill to report, at most 1,001.
         order_seed: Random seed for the random order.
-        merge: How distances are merged; by default for each method the merge that is best on train items.
+        merge: How distances are merged; by default one is chosen for each method, as by ``simulate``.
         fits: How maps between the models are trained; by default as on the command line.
         shards: Gallery shards, each a Ray actor; 0 counts in this process unless the gallery is too large for it.
         overwrite: Replace what ``out`` has of maps with other settings or other data.

@@ -260,7 +260,12 @@ FILES = [
         "add it",
         change=all_of(with_views(), without("train.parquet")),
     ),
-    on_folder("--merges quantile", "none of the --merges can be fitted", "add raw", change=without("train.parquet")),
+    on_folder(
+        "--merges quantile",
+        "no merge can be fitted on this folder (quantile needs train.parquet",
+        "use raw",
+        change=without("train.parquet"),
+    ),
 ]
 
 

@@ -151,6 +151,8 @@ def _sides(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Sides:
 _ITEMS = 20_000
 # Fewest validation items for that. With fewer, the train items serve, which are biased, but enough.
 FEWEST_ITEMS = 200
+# Fewest validation items to choose a merge.
+_FEWEST_TO_CHOOSE = 50
 
 
 def why_merge_cannot_be_fitted(kind: MergeKind, train: EmbeddingTable | None) -> str:
@@ -169,8 +171,8 @@ def why_merge_cannot_be_fitted(kind: MergeKind, train: EmbeddingTable | None) ->
 class MergeFits:
     """The merges, and the items to fit them on. label: (items,) classes, if they are known.
 
-    unseen: items that no map was fitted on, with their classes, on which one of the merges is chosen. There, a bias is
-    worse than noise: it looks as if distances of a map had to be stretched.
+    unseen: items that no map was fitted on, with their classes, on which one of ``names_to_choose`` is chosen. There, a
+    bias is worse than noise: it looks as if distances of a map had to be stretched.
     """
 
     kinds: tuple[MergeKind, ...]
@@ -179,6 +181,7 @@ class MergeFits:
     items: Embeddings | None = None
     label: IntArray | None = None
     unseen: tuple[Embeddings, IntArray | None] | None = None
+    names_to_choose: tuple[str, ...] = MERGES_TO_CHOOSE
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -222,7 +225,8 @@ class MergeFits:
         if self.unseen is None:
             return without_trial(pair, self.distance)
         items, label = self.unseen
-        return choose_merge(method.pair(items, maps.of(method)), label, self.distance, self.seed)
+        pair = method.pair(items, maps.of(method))
+        return choose_merge(pair, label, self.distance, self.seed, self.names_to_choose)
 
     def _fit(self, name: str, pair: UpgradePair | None) -> Merge:
         return fit_merge(name, pair, self.label, self.distance, self.seed)
@@ -257,8 +261,10 @@ def resolve_merges(folder: EmbeddingFolder, kinds: Sequence[MergeKind], distance
     items = items_for_merges(folder, kinds)
     if items is None or not any(kind.uses_train for kind in kinds):
         return MergeFits(tuple(kinds), distance, seed)
-    unseen = None if folder.validation is None else _drawn(folder.validation, seed)
-    return MergeFits(tuple(kinds), distance, seed, *_drawn(items, seed), unseen)
+    part, known = folder.validation, all_merges()
+    unseen = _drawn(part, seed) if part is not None and len(part) >= _FEWEST_TO_CHOOSE else None
+    names = tuple(name for name in MERGES_TO_CHOOSE if not why_merge_cannot_be_fitted(known[name], items))
+    return MergeFits(tuple(kinds), distance, seed, *_drawn(items, seed), unseen, names)
 
 
 def _drawn(items: EmbeddingTable, seed: int) -> tuple[Embeddings, IntArray | None]:

@@ -176,7 +176,8 @@ def resolve_with(
     named = replace(named, methods=tuple(method for method in wanted if ("method", method.name) not in gone))
     merges = [kind for kind in named.merges if ("merge", kind.name) not in gone]
     if not merges:
-        raise InputError("none of the --merges can be fitted on this folder; add raw, or give it a train.parquet")
+        why = "; ".join(f"{each.name} {each.reason}" for each in left_out if each.kind == "merge")
+        raise InputError(f"no merge can be fitted on this folder ({why}); use raw")
     asked = {method.name for method in named.asked}
     bands = _bands_of(folder, distance)
     facts: dict[str, Any] = {}

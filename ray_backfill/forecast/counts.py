@@ -23,7 +23,7 @@ from ray_backfill.forecast.models import CELLS, Cells, Floats, Floats32, OtherIt
 _TILE = 1024
 # Cells into which the range of thresholds is divided, to find the place of a distance among them.
 _STARTS = 1024
-# Merges give thresholds that no distance reaches as the largest float32 number.
+# Merges give thresholds that no distance reaches, or every one, as the largest float32 number or minus it.
 _FAR = 1e30
 
 
@@ -174,7 +174,7 @@ def find_starts(thresholds: Floats32) -> Places:
         own = own[np.isfinite(own)]
         near = own[np.abs(own) < _FAR] if np.abs(own).min() < _FAR else np.zeros(1)
         scales[row] = near[0], _STARTS / max(float(near[-1]) - float(near[0]), 1e-30)
-        starts[row] = np.searchsorted(own, own[0] + np.arange(_STARTS) / scales[row, 1], side="right")
+        starts[row] = np.searchsorted(own, near[0] + np.arange(_STARTS) / scales[row, 1], side="right")
     return Places(thresholds, starts, scales)
 
 

@@ -68,10 +68,10 @@ def with_merges(comparison: Comparison) -> list[Merged]:
     """The methods that can be forecast, with their merges; {new, new} also with CSLS if a method has that."""
     methods = [method for method in comparison.methods if can_be_forecast(method)]
     found = [Merged(m, merge) for m in methods for merge in comparison.merges_of(m).values()]
-    if any(each.has_csls for each in found):
-        old, new = (comparison.merges.of_reference(each)["csls"].references for each in find_methods((OLD, NEW)))
+    if names := [each.merge.name for each in found if each.has_csls]:
+        old, new = (comparison.merges.of_reference(each)[names[0]].references for each in find_methods((OLD, NEW)))
         assert old is not None and new is not None, "they change what a system finds alone"  # noqa: PT018
-        found += [Merged(m, Merge("csls", references=(old[0], new[1]))) for m in methods if m.name == NEW]
+        found += [Merged(m, Merge(names[0], references=(old[0], new[1]))) for m in methods if m.name == NEW]
     return found
 
 

@@ -31,8 +31,9 @@ _AGAIN = "run forecast again"
 COLUMNS = (
     "± half of the 95 % interval: of other samples of items, with the same queries; that of simulate is of other "
     "queries. gain: the share of the upgrade's improvement that users get on average (– = new is not clearly better "
-    "than old). start: exact. largest fall: the largest drop to a later moment, or its limits. to halve: further items "
-    "that would halve the interval of the average; – if half of the gallery is not enough."
+    "than old), with CSLS that of both with it. start: exact. largest fall: the largest drop to a later moment, "
+    "or its limits. to halve: further items that would halve the interval of the average; – if half of the gallery is "
+    "not enough."
 )
 NAMES = ("method", "order", "average", "gain", "start", "end", "largest fall", "to halve")
 # If the chosen queries have as many different lists of right answers or fewer, intervals may be too narrow.
@@ -200,15 +201,20 @@ def findings(found: ForecastResults) -> list[str]:
 
 
 def _lead(found: ForecastResults, metric: str, order: str) -> str:
-    """The method with the highest AUC, over which its lead may be chance, and whether the old service is better."""
+    """A sentence: the method with the highest AUC, and over what its lead may be chance. "" if there is no other."""
     best, *rest = found.of(metric, order)
-    if old := _better_old(found, metric, best):
-        return old
-    if not rest:
-        return ""
     first = f"{best.title} has the highest {metric} on average"
+    name, ends = max(_services(found).items(), key=lambda item: item[1]["old"][metric])
+    old, new = ends["old"][metric], ends["new"][metric]
+    if best.auc_high < old:
+        is_better = _side(found, metric) > 0 and new[1] > old
+        then = ": switch all at once at the end" if is_better else ""
+        return f"{first} among the methods ({percent(best.auc)} %), but {name} has more ({percent(old)} %){then}."
     apart = {pair.other_method for pair in found.pairs(metric, order) if pair.method == best.method and pair.low > 0}
     close = [row.title for row in rest if row.method not in apart]
+    close += [f"{name} ({percent(old)} %)"] if best.auc_low <= old else []
+    if not rest and (found.is_exact or not close):
+        return ""
     if found.is_exact:
         return f"{first}."
     if not close:
@@ -216,17 +222,10 @@ def _lead(found: ForecastResults, metric: str, order: str) -> str:
     return f"{first}; the sample does not show that it is better than {'; '.join(close)}."
 
 
-def _better_old(found: ForecastResults, metric: str, best: ForecastRow) -> str:
-    """A sentence if the old service, perhaps with CSLS, serves more on average than the best method; otherwise ""."""
+def _services(found: ForecastResults) -> dict[str, Mapping[str, Any]]:
+    """The old service, and with CSLS if a method has it, with what old and new have."""
     with_csls = found.manifest.get("with_csls")
-    services = {"": found.manifest["old"][metric]} | ({" with CSLS": with_csls["old"][metric]} if with_csls else {})
-    name, old = max(services.items(), key=lambda item: item[1])
-    if best.auc > old:
-        return ""
-    return (
-        f"{best.title} has the highest {metric} on average among the methods ({percent(best.auc)} %), but the old "
-        f"service{name} has more ({percent(old)} %): switch all at once at the end."
-    )
+    return {"the old service": found.manifest} | ({"the old service with CSLS": with_csls} if with_csls else {})
 
 
 def _disagreement(found: ForecastResults) -> list[str]:
@@ -271,6 +270,7 @@ def as_json(folder: Path) -> dict[str, Any]:
         "gallery_items": found.manifest["items"],
         "old": found.manifest["old"],
         "new": found.manifest["new"],
+        "with_csls": found.manifest.get("with_csls"),
         "results": [asdict(row) for row in found.rows],
         "left_out": found.manifest.get("left_out", {}),
         "folder": str(folder),
@@ -348,7 +348,7 @@ def _below(found: ForecastResults) -> list[str]:
         for row in rows if row.end_vs_new_high < -margin
     ]  # fmt: skip
     sentences = [f"Start below the old service ({percent(old)} %): {', '.join(starts)}."] if starts else []
-    return sentences + ([f"End below the new model alone: {', '.join(ends_)}."] if ends_ else [])
+    return sentences + ([f"End below the new model alone, with the same merge: {', '.join(ends_)}."] if ends_ else [])
 
 
 def title(found: ForecastResults) -> str:
@@ -377,7 +377,7 @@ def merges(found: ForecastResults) -> str:
     titles: dict[str, dict[str, None]] = {}
     for row in found.rows:
         titles.setdefault(row.merge, {})[row.title] = None
-    chosen = " (best, chosen on train items)" * (found.manifest["evaluation"].get("merge") == BEST)
+    chosen = " (chosen by best)" * (found.manifest["evaluation"].get("merge") == BEST)
     if len(titles) == 1:
         return f"Merge of all methods{chosen}: {next(iter(titles))}."
     each = [f"{merge} for {', '.join(own)}" for merge, own in titles.items()]

@@ -60,7 +60,9 @@ class ForecastRow:
     ]
     gain_low: float
     gain_high: float
-    end_vs_new: Annotated[float, "M_1 minus the metric of {new, new}, and its paired 95 % interval"]
+    end_vs_new: Annotated[
+        float, "M_1 minus the metric of {new, new}, with CSLS that of it with CSLS, and its paired 95 % interval"
+    ]
     end_vs_new_low: float
     end_vs_new_high: float
     largest_fall: Annotated[

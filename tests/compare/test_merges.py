@@ -70,7 +70,7 @@ def test_the_best_merge_is_chosen_on_unseen_items_even_if_they_are_few(
     save_network(tmp_path / "map", mapped.fit.fit(train_set(comparison.folder), FitSettings(), "cosine").network)
     seen: list[int] = []
 
-    def choose(pair: UpgradePair, label: object, distance: str, seed: int) -> str:
+    def choose(pair: UpgradePair, label: object, distance: str, seed: int, names: tuple[str, ...]) -> str:
         seen.append(pair.n_gallery)
         return "csls"
 
@@ -81,6 +81,24 @@ def test_the_best_merge_is_chosen_on_unseen_items_even_if_they_are_few(
     if merge.references:
         assert comparison.folder.train
         assert len(merge.references[0].gallery) == len(comparison.folder.train)
+
+
+@pytest.mark.parametrize("rows", [1, 160])
+def test_what_is_chosen_on_a_validation_part_can_be_fitted(rows: int, tmp_path: Path) -> None:
+    """The part has labels, the train split has none; one row is too little to choose by."""
+    train, part = columns(400, 1), columns(rows, 2)
+    del train["label"]
+    rb.write_folder(tmp_path, columns(40, 0), train=part)
+    (tmp_path / "train.parquet").rename(tmp_path / "validation.parquet")
+    rb.write_folder(tmp_path / "other", columns(40, 0), train=train)
+    (tmp_path / "other" / "train.parquet").rename(tmp_path / "train.parquet")
+    how = replace(EVALUATION, methods=("procrustes_query",), merges=(BEST,))
+    comparison = resolve(read_folder(tmp_path), how.named, FitSettings())
+    assert "isotonic" not in comparison.merges.names_to_choose
+    mapped = comparison.methods[-1]
+    assert mapped.fit is not None
+    save_network(tmp_path / "map", mapped.fit.fit(train_set(comparison.folder), FitSettings(), "cosine").network)
+    assert set(comparison.merges.of(mapped, FittedMaps({mapped.name: tmp_path / "map"}))) == {BEST}
 
 
 def test_what_was_fitted_on_the_items_keeps_raw_distances(tmp_path: Path) -> None:

@@ -63,3 +63,11 @@ def test_more_thresholds_than_a_small_integer_holds() -> None:
     found = find_starts(np.linspace(0, 1, 40_000, dtype=np.float32)[None]).starts
     assert (np.diff(found[0]) >= 0).all()
     assert found[0, -1] > 39_000
+
+
+def test_thresholds_that_none_or_all_reach_do_not_spoil_the_search() -> None:
+    far = np.finfo(np.float32).max
+    inner = np.linspace(0, 1, 500, dtype=np.float32)
+    (plain,), (ended,) = (find_starts(each[None]).starts for each in (inner, np.r_[-far, inner, far]))
+    assert np.array_equal(ended, plain + 1)
+    assert find_starts(np.array([[-far, far]], np.float32)).starts.min() == 1

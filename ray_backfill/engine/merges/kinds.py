@@ -1,6 +1,6 @@
 """All kinds of merges. To add one, add a row to ``MERGES``, here or in a module of another distribution."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -82,10 +82,12 @@ def _best(train: UpgradePair | None, label: IntArray | None, distance: str, seed
     return all_merges()[choose_merge(train, label, distance, seed)].fit(train, label, distance, seed)
 
 
-def choose_merge(train: UpgradePair, label: IntArray | None, distance: str, seed: int = 0) -> str:
-    """The name of the merge that is best on these items, which no map was fitted on; arguments as of ``fit_merge``."""
+def choose_merge(
+    train: UpgradePair, label: IntArray | None, distance: str, seed: int = 0, names: Sequence[str] | None = None
+) -> str:
+    """The best one of these merges on items that no map was fitted on; arguments as of ``fit_merge``."""
     known = all_merges()
-    able = [known[name] for name in MERGES_TO_CHOOSE if known[name].suits(distance)]
+    able = [known[name] for name in names or MERGES_TO_CHOOSE if known[name].suits(distance)]
     fits = {
         kind.name: partial(_fit_of, kind, distance, seed) for kind in able if label is not None or not kind.needs_labels
     }
