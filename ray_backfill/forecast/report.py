@@ -380,8 +380,8 @@ def merges(found: ForecastResults) -> str:
     chosen = " (chosen by best)" * (found.manifest["evaluation"].get("merge") == BEST)
     if len(titles) == 1:
         return f"Merge of all methods{chosen}: {next(iter(titles))}."
-    each = [f"{merge} for {', '.join(own)}" for merge, own in titles.items()]
-    return f"Merges{chosen}: {'; '.join(each)}."
+    each = [f"{merge}: {'; '.join(own)}." for merge, own in titles.items()]
+    return f"Merges{chosen}. {' '.join(each)}"
 
 
 def charts_of(found: ForecastResults) -> list[Chart]:

@@ -82,7 +82,7 @@ def test_the_merge_of_each_method_is_named() -> None:
     chosen = {"evaluation": {"metrics": ["mAP"], "margin": 0.005, "merge": "best"}}
     assert merges(results(A, B)) == "Merge of all methods: raw."
     both = results(row("a", 0.4, merge="csls"), B, C, **chosen)
-    assert merges(both) == "Merges (chosen by best): csls for A; raw for B, C."
+    assert merges(both) == "Merges (chosen by best). csls: A. raw: B; C."
 
 
 def test_metrics_that_disagree_come_first() -> None:
