@@ -27,7 +27,10 @@ from ray_backfill.compare.analyses import Analysis
 from ray_backfill.page.sections import Cell, Section, number, table_of
 
 METHODS = (
-    replace(ADAPTERS[0], name="their_map", title="Their map", source="theirs", glossary={"Their map": "a rotation"}),
+    replace(
+        ADAPTERS[0], name="their_map", title="Their map", source="theirs", glossary={"Their map": "a rotation"},
+        is_recommended=True,
+    ),
 )
 ORDERS = (Order("newest", "newest first", "", high_first("added"), ("added",), glossary={"Newest": "by date"}),)
 MERGES = (
