@@ -171,8 +171,8 @@ def why_merge_cannot_be_fitted(kind: MergeKind, train: EmbeddingTable | None) ->
 class MergeFits:
     """The merges, and the items to fit them on. label: (items,) classes, if they are known.
 
-    unseen: items that no map was fitted on, with their classes, on which one of ``names_to_choose`` is chosen. There, a
-    bias is worse than noise: it looks as if distances of a map had to be stretched.
+    unseen: items that no map was fitted on, with their classes, by which ``best`` chooses among ``names_to_choose``. A
+    map's distances are too small on the items that it was fitted on: there, a merge that stretches them looks best.
     """
 
     kinds: tuple[MergeKind, ...]

@@ -60,8 +60,9 @@ def forecast_pair(
     switch: see ``UpgradePair``. starts: metric -> (Q,) its exact values at t = 0; of queries without right answers they
     do not count. points: number of moments, evenly spaced. system: a name of the forward system; methods that share it
     share the structural error of its counts. is_plain: whether it is a plain {new, new}. merge: of the distances of
-    gallery and forms, which are those of ``Merge.prepare``.
-    Cost: 3 products of m queries with the gallery, 2 if the backward system is the old one, and O(m N) for each order.
+    gallery and forms; with CSLS, these are changed already (``methods.form_of``).
+    Cost: 3 products of m queries with the gallery, 2 if old items are served by their old distances, and O(m N) for
+    each order.
     """
     threads = usable_cpus()
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:

@@ -33,6 +33,11 @@ class Merged(NamedTuple):
     merge: Merge
 
     @property
+    def title(self) -> str:
+        """As in the tables of a comparison by ``best``."""
+        return self.method.title + f" + {self.merge.name}" * (self.merge.name != RAW.name)
+
+    @property
     def references(self) -> tuple[References, References] | tuple[None, None]:
         """Of CSLS, for the backward and the forward system."""
         return self.merge.references or (None, None)

@@ -18,9 +18,8 @@ import pandas as pd
 from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.outcome import Decision, json_value
 from ray_backfill.core.schema import frame, read_manifest, read_table, rows_of
-from ray_backfill.engine.merges import BEST
 from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
-from ray_backfill.page.charts import REFERENCE_STYLES, Chart, DrawnCurve, Interval, numbered_style, range_of
+from ray_backfill.page.charts import FAINT, INK, REFERENCE_STYLES, Chart, DrawnCurve, Interval, numbered_style, range_of
 from ray_backfill.page.numbers import NOTHING, count, html_table, interval, percent, percent_sign
 from ray_backfill.page.sections import PageTable, text_table
 
@@ -364,24 +363,11 @@ def rows_in(found: ForecastResults, metric: str) -> list[list[str]]:
 def notes(found: ForecastResults) -> list[tuple[str, str]]:
     """(style, sentence) of what stands below the table in a terminal."""
     said = [("", width(found.of(found.metrics[0], found.orders[0])))]
-    said += [("", merges(found))]
     if others := found.metrics[1:]:
         said.append(("", f"Other metrics, in report.html: {', '.join(others)}."))
     if left_out := found.manifest.get("left_out"):
         said.append(("", f"Left out: {', '.join(left_out)} (report.html says why)."))
     return [*said, ("dim", COLUMNS)]
-
-
-def merges(found: ForecastResults) -> str:
-    """A sentence: the merge of each method."""
-    titles: dict[str, dict[str, None]] = {}
-    for row in found.rows:
-        titles.setdefault(row.merge, {})[row.title] = None
-    chosen = " (chosen by best)" * (found.manifest["evaluation"].get("merge") == BEST)
-    if len(titles) == 1:
-        return f"Merge of all methods{chosen}: {next(iter(titles))}."
-    each = [f"{merge}: {'; '.join(own)}." for merge, own in titles.items()]
-    return f"Merges{chosen}. {' '.join(each)}"
 
 
 def charts_of(found: ForecastResults) -> list[Chart]:
@@ -391,7 +377,9 @@ def charts_of(found: ForecastResults) -> list[Chart]:
 
 def _chart(found: ForecastResults, metric: str, order: str) -> Chart:
     methods = list(dict.fromkeys(row.method for row in found.rows))
-    curves = [_flat(found, metric, name) for name in (NEW, OLD)]
+    curves = [_flat(metric, name, found.manifest) for name in (NEW, OLD)]
+    if with_csls := found.manifest.get("with_csls"):
+        curves += [_flat(metric, name, with_csls, " + csls", INK) for name in (NEW, OLD)]
     for row in found.of(metric, order):
         points = [p for p in found.points if (p.method, p.order, p.metric) == (row.method, order, metric)]
         t, value, low, high = (
@@ -407,13 +395,15 @@ def _chart(found: ForecastResults, metric: str, order: str) -> Chart:
     )  # fmt: skip
 
 
-def _flat(found: ForecastResults, metric: str, name: str) -> DrawnCurve:
-    old = found.manifest["old"][metric]
-    title, limits = ("new model alone", found.manifest["new"][metric]) if name == NEW else ("old service", [old] * 3)
-    ends = np.array([0.0, 100.0])
+def _flat(metric: str, name: str, own: Mapping[str, Any], suffix: str = "", colour: str = FAINT) -> DrawnCurve:
+    """The line of old or new alone. own: what both have."""
+    title, limits = (
+        ("new model alone", own["new"][metric]) if name == NEW else ("old service", [own["old"][metric]] * 3)
+    )
+    ends, style = np.array([0.0, 100.0]), replace(REFERENCE_STYLES[name], colour=colour)
     value, low, high = (np.full(2, 100 * each) for each in limits)
     band = Interval(ends, low, high) if name == NEW else None
-    return DrawnCurve(name, title, percent(limits[0]), REFERENCE_STYLES[name], ends, value, band)
+    return DrawnCurve(name + suffix, title + suffix, percent(limits[0]), style, ends, value, band)
 
 
 def render(found: ForecastResults) -> str:
@@ -439,7 +429,7 @@ def render(found: ForecastResults) -> str:
         ],
         calibration=_calibration(found),
         left_out=list(facts.get("left_out", {}).items()),
-        notes=[bind(note) for note in (merges(found), *facts.get("notes", []))],
+        notes=[bind(note) for note in facts.get("notes", [])],
         command=facts["command"],
         settings=[*flatten(facts["evaluation"])],
     )  # fmt: skip

@@ -247,7 +247,7 @@ def _row(
     parts = (area.of_queries, area.of_answers, area.of_model)
     of_queries, of_answers, of_model = (part / area.variance if area.variance else float("nan") for part in parts)
     return ForecastRow(
-        merged.method.name, order, merged.method.title, merged.merge.name, metric, first.value, *last, *area.bounded,
+        merged.method.name, order, merged.title, merged.merge.name, metric, first.value, *last, *area.bounded,
         *numbers.gain(units, new, t), *numbers.end_difference(units, new), *fall, start, end, of_queries, of_answers,
         of_model, numbers.items_to_halve(area, units.n_groups, sampled, gallery),
     )  # fmt: skip

@@ -39,8 +39,8 @@ class ForecastRow:
 
     method: Annotated[
         str,
-        "as in `curves.parquet`; title is the method's name in reports, merge how the two systems' distances are "
-        "merged: of `best`, the one chosen",
+        "as in `curves.parquet`; title is the method's name in reports, with its merge; of the merge `best`, the one "
+        "chosen",
     ]
     order: str
     title: str

@@ -193,7 +193,7 @@ def legend(
         side.plot((0, 0.06, 0.12), (y, y, y), markevery=(1, 5), **style.of_line | {"markersize": 5})
         weight = "bold" if style.width > 2 else "normal"
         text: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK, "fontweight": weight, "parse_math": False}
-        side.text(0.16, y, shorten(name, longest), **text)
+        side.text(0.16, y, shorten(name, longest - max(0, len(number) - NUMBER)), **text)
         side.text(1, y, number, ha="right", **text)
 
 

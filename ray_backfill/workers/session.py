@@ -80,7 +80,7 @@ def _start() -> bool:
         return False
     for name, value in _LOCAL_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # Warns that actors may never start if they take a minute to, as they do on a busy machine. Here they fit.
+    # It warns of actors that have not started in a minute. A local Ray has room for them; a busy machine is only slow.
     logging.getLogger("ray.data._internal.execution.resource_manager").setLevel(logging.ERROR)
     _start_local()
     # Ray lets all users of the machine read its token, and it permits running code here.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ray_backfill.forecast.report import ForecastResults, cells, charts_of, findings, heading, merges, render, warnings
+from ray_backfill.forecast.report import ForecastResults, cells, charts_of, findings, heading, render, warnings
 from ray_backfill.forecast.tables import CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 
 NAN = float("nan")
@@ -79,11 +79,14 @@ def test_nobody_switches_to_a_model_that_is_not_better(new: list[float], with_cs
     assert "switch" not in " ".join(said)
 
 
-def test_the_merge_of_each_method_is_named() -> None:
-    chosen = {"evaluation": {"metrics": ["mAP"], "margin": 0.005, "merge": "best"}}
-    assert merges(results(A, B)) == "Merge of all methods: raw."
-    both = results(row("a", 0.4, merge="csls"), B, C, **chosen)
-    assert merges(both) == "Merges (chosen by best). csls: A. raw: B; C."
+def test_a_chart_has_old_and_new_with_csls_where_a_method_has_it() -> None:
+    (plain,) = charts_of(results(A))
+    (chart,) = charts_of(results(A, with_csls={"old": {"mAP": 0.45}, "new": {"mAP": [0.55, 0.5, 0.6]}}))
+    assert [each.title for each in plain.curves] == ["new model alone", "old service", "A"]
+    lines = {each.title: each.y[0] for each in chart.curves}
+    alone = [lines[name] for name in ("old service", "old service + csls", "new model alone + csls")]
+    assert alone == pytest.approx([20, 45, 55])
+    assert len({each.style for each in chart.curves}) == len(chart.curves)
 
 
 def test_metrics_that_disagree_come_first() -> None:

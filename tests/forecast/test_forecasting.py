@@ -145,6 +145,20 @@ def test_with_everything_known_it_is_the_replay(folder: Path, tmp_path: Path, me
     assert (found.manifest["with_csls"] is not None) == any(row.merge == "csls" for row in found.rows)
 
 
+def test_a_merge_must_suit_the_distance_of_the_sample(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("sample", folder, "--budget", 150, "--distance", "l2")
+    embed(folder, tmp_path / "new.parquet")
+    with pytest.raises(SystemExit) as stopped:
+        forecast(folder, tmp_path / "new.parquet", tmp_path / "run", "csls")
+    assert stopped.value.code == 2
+    assert "error: the csls merge supports only the cosine distance, not l2" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "forecast").exists()
+    found = read_forecast(forecast(folder, tmp_path / "new.parquet", tmp_path / "run"))
+    assert {row.merge for row in found.rows} <= {"raw", "quantile", "zscore", "isotonic"}
+
+
 def test_new_embeddings_outside_of_the_sample_are_not_read(folder: Path, tmp_path: Path) -> None:
     """The gallery has all new embeddings; those that the sample does not list are replaced by others."""
     write(tmp_path / "full", new=True)
@@ -174,6 +188,8 @@ def test_new_embeddings_outside_of_the_sample_are_not_read(folder: Path, tmp_pat
         (["forecast", "--new", "new.parquet"], "name the folder of embeddings first"),
         (["forecast", "{data}", "--metrics", "CMC@1"], "CMC@1 cannot be forecast"),
         (["forecast", "{data}", "--metrics", "mAP@10"], "too few right answers"),
+        (["forecast", "{data}", "--merge", "rrf"], "the rrf merge compares ranks, which cannot be forecast"),
+        (["forecast", "{data}", "--merge", "cls"], "unknown merge 'cls'"),
         *[(["forecast", "{data}", f"--{name}", "1"], f"unrecognized options: --{name}")
           for name in ("merges", "distance", "truth", "filter", "slices", "permutations", "cutoffs", "device")],
         (["sample", "{data}", "--budget", "100", "--distance", "inner_product"], "inner products cannot be forecast"),

@@ -15,8 +15,10 @@ from ray_backfill.engine.merges.merge import RAW, Merge
 from ray_backfill.engine.merges.score_map import Maps, fit_isotonic, fit_logistic, fit_quantile, fit_zscore
 from ray_backfill.engine.systems import IntArray, UpgradePair, as_labels
 
-# The merge that is chosen for each method.
+# The merge that is chosen for each method, and among which. Of the two that learn how likely a match is, isotonic
+# assumes less.
 BEST = "best"
+MERGES_TO_CHOOSE = ("raw", "quantile", "zscore", "isotonic", "csls")
 
 # (train pair, labels, distance, seed) -> merge. Train pair and labels are given if the kind needs them.
 Fit = Callable[[UpgradePair | None, IntArray | None, str, int], Merge]
@@ -83,11 +85,11 @@ def _best(train: UpgradePair | None, label: IntArray | None, distance: str, seed
 
 
 def choose_merge(
-    train: UpgradePair, label: IntArray | None, distance: str, seed: int = 0, names: Sequence[str] | None = None
+    train: UpgradePair, label: IntArray | None, distance: str, seed: int = 0, names: Sequence[str] = MERGES_TO_CHOOSE
 ) -> str:
     """The best one of these merges on items that no map was fitted on; arguments as of ``fit_merge``."""
     known = all_merges()
-    able = [known[name] for name in names or MERGES_TO_CHOOSE if known[name].suits(distance)]
+    able = [known[name] for name in names if known[name].suits(distance)]
     fits = {
         kind.name: partial(_fit_of, kind, distance, seed) for kind in able if label is not None or not kind.needs_labels
     }
@@ -106,9 +108,6 @@ def _by_maps(name: str, fit_maps: FitMaps) -> Fit:
 
     return fit
 
-
-# The merges among which "best" chooses. Of the two that learn how likely a match is, isotonic assumes less.
-MERGES_TO_CHOOSE = ("raw", "quantile", "zscore", "isotonic", "csls")
 
 MERGES = (
     MergeKind("raw", "raw distances", "rank merge, eq. 5", lambda *_: RAW, needs_train=False),
