@@ -122,6 +122,16 @@ def test_intervals_cover(samples: int, fewest: int, name: str) -> None:
             assert sum(inside) >= fewest, (metric, weights, sum(inside))
 
 
+def test_csls_costs_no_precision() -> None:
+    """The models need positive distances; of similarities, intervals were twice as wide."""
+    of = gallery()
+    raw, csls = (
+        forecast(of, 400, merge=fitted(name)).units["random"]["mAP"].mean(area_weights(T)).half_width()
+        for name in ("raw", "csls")
+    )
+    assert csls < 1.5 * raw
+
+
 def test_a_difference_is_narrower_than_its_parts() -> None:
     of = gallery()
     units = forecast(of, 400).units["random"]["mAP"]
