@@ -104,9 +104,10 @@ def moments_of(order: IntArray, points: int) -> NDArray[np.int16]:
 
 
 class Thresholds(NamedTuple):
-    """M places in the ranking at which right answers stand, first to last: as distances after and before the backfill.
+    """M places in the merged ranking at which right answers stand, first to last.
 
-    Other items precede a place if they are closer in the one or the other. of_after, of_before: (K,) places of entries.
+    after, before: (M,) an item precedes a place if its distance is below ``after`` once it is backfilled, or below
+    ``before`` until then. of_after, of_before: (K,) places of K entries, after and before their own backfill.
     """
 
     after: Floats32
@@ -116,7 +117,7 @@ class Thresholds(NamedTuple):
 
     @classmethod
     def of(cls, after: Floats32, before: Floats32, merge: Merge) -> "Thresholds":
-        """The places of K entries by their distances after and before their backfill."""
+        """The places of entries by their (K,) distances after and before their backfill."""
         number = len(after)
         x = np.concatenate([after, merge.across(before, from_forward=False)[0]])
         y = np.concatenate([merge.across(after, from_forward=True)[0], before])
