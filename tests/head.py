@@ -1,6 +1,7 @@
 """A Ray head of its own for a test: a child process with its own ports, home and token."""
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -25,12 +26,17 @@ class Head(NamedTuple):
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """
+    Free on every address: a driver reaches its head on the machine's, where another Ray may hold a port that is free
+    on 127.0.0.1. Below the ports that the kernel gives out, and above Ray's workers': so nobody takes it meanwhile.
+    """
+    while True:
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("", random.SystemRandom().randrange(20_000, 32_768)))
+            return int(listener.getsockname()[1])
 
 
-def answers(port: int, timeout_s: float = 60.0) -> bool:
+def answers(port: int, timeout_s: float = 150.0) -> bool:
     """Wait until somebody listens there."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -58,7 +64,7 @@ def running_head(home: Path, **more: str) -> Iterator[Head]:
     with (home / "head.log").open("wb") as log:
         head = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
-        answers(dashboard)
+        assert answers(dashboard), (home / "head.log").read_text()
         yield Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", temp_dir, environment)
     finally:
         head.terminate()

@@ -115,9 +115,10 @@ def evaluated(query: Query) -> dict[str, dict[str, float]]:
     return shown
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
+def wait_for(condition: Callable[[], bool], what: str, drill: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 400  # a few seconds on an idle machine
     while not condition():
+        assert drill.poll() is None, f"the drill ended before {what} arrived"
         assert time.monotonic() < deadline, f"{what} did not arrive"
         time.sleep(0.3)
 
@@ -141,15 +142,19 @@ def test_every_panel_shows_what_was_written(tmp_path: Path) -> None:
             )
             try:
                 # Three seconds of data, and a rate, which needs activity between two scrapes.
-                wait_for(lambda: evaluated(query)["Retries"].get("retries", 0) > 60, "the first retries")
-                wait_for(lambda: evaluated(query)["Query latency"].get("p99", 0) > 0, "a rate")
+                wait_for(lambda: evaluated(query)["Retries"].get("retries", 0) > 60, "the first retries", drill)
+                wait_for(lambda: evaluated(query)["Query latency"].get("p99", 0) > 0, "a rate", drill)
                 (tmp_path / "stop").touch()
                 assert drill.stdout is not None
                 line = drill.stdout.readline()
                 assert line, (tmp_path / "drill.log").read_text()
                 counted = json.loads(line)
-                wait_for(lambda: evaluated(query)["Retries"] == {"retries": counted["retries"]}, "the last retry")
-                wait_for(lambda: evaluated(query)["Items written"] == {"items": counted["items"]}, "the last item")
+                wait_for(
+                    lambda: evaluated(query)["Retries"] == {"retries": counted["retries"]}, "the last retry", drill
+                )
+                wait_for(
+                    lambda: evaluated(query)["Items written"] == {"items": counted["items"]}, "the last item", drill
+                )
                 check(evaluated(query))
                 assert query("label/drill/values?match[]=ray_backfill_progress") == ["other", "scraped"]
                 throttled = values(query, "ray_backfill_throttle_items_per_s", "drill")
