@@ -165,24 +165,28 @@ def _sort_thresholds(keys_2P: KeyArray, starts: IntArray, keys: KeyArray, owner:
         queries = np.flatnonzero(lengths == n_positives)
         both = np.empty((len(queries), 2 * n_positives), np.uint64)
         _gather(keys_2P, starts, queries, both)
-        _scatter(both, np.argsort(both, axis=1), starts, queries, keys, owner)
+        both.sort(axis=1)
+        _scatter(both, keys_2P, starts, queries, keys, owner)
 
 
 @kernel
 def _gather(keys_2P: Array, starts: Array, queries: Array, both: Array) -> None:
-    n_positives = both.shape[1] // 2
+    """Positives ascend, so that 2 p + system in the place of the position sorts alike, and tells whose key it is."""
     for i in range(len(queries)):
         first = starts[queries[i]]
-        both[i, :n_positives] = keys_2P[0, first : first + n_positives]
-        both[i, n_positives:] = keys_2P[1, first : first + n_positives]
+        for p in range(both.shape[1] // 2):
+            for s in range(2):
+                both[i, 2 * p + s] = (keys_2P[s, first + p] >> np.uint64(32) << np.uint64(32)) | np.uint64(2 * p + s)
 
 
 @kernel
-def _scatter(both: Array, by_key: Array, starts: Array, queries: Array, keys: Array, owner: Array) -> None:
+def _scatter(both: Array, keys_2P: Array, starts: Array, queries: Array, keys: Array, owner: Array) -> None:
+    n_positives = both.shape[1] // 2
     for i in range(len(queries)):
-        first = 2 * starts[queries[i]]
+        first = starts[queries[i]]
         for k in range(both.shape[1]):
-            keys[first + k], owner[first + k] = both[i, np.uint64(by_key[i, k])], by_key[i, k]
+            p, s = np.int64((both[i, k] & np.uint64(0xFFFFFFFF)) >> np.uint64(1)), np.int64(both[i, k] & np.uint64(1))
+            keys[2 * first + k], owner[2 * first + k] = keys_2P[s, first + p], p + s * n_positives
 
 
 @kernel
