@@ -24,6 +24,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import State, Task, task
 from ray_backfill.data.folder import EmbeddingFolder, StoredSplit
 from ray_backfill.engine.replay import Curve, FirstItems
+from ray_backfill.engine.replay.before import Others
 from ray_backfill.engine.replay.block import Block, Thresholds
 from ray_backfill.engine.replay.engine import comparisons_bar, full_float32, measure_prepared
 from ray_backfill.engine.replay.first import first_items, prepare_first
@@ -142,7 +143,7 @@ class RemoteShards:
     def positive_keys(self, block: Block) -> list[KeyArray]:
         return self._ask("positive_keys", block)
 
-    def count(self, block: Block, thresholds: list[Thresholds]) -> list[list[IntArray]]:
+    def count(self, block: Block, thresholds: list[Thresholds]) -> list[list[Others]]:
         return self._done(block, self._ask("count", block, thresholds))
 
     def nearest(self, block: Block, k: int) -> list[list[Found]]:

@@ -128,12 +128,15 @@ class DeviceCounter:
         padded[0, used], padded[1, used] = bins.low, bins.high
         self.low, self.high = torch.from_numpy(padded).to(device)
         self.starts = hist_starts(union, n_segments)
-        self.hist = np.zeros((len(segments_ON), self.starts[-1]), np.int32)
         self.base = torch.from_numpy(self.starts[:-1]).to(device)
         self.width = torch.from_numpy(lengths + 1).to(device)
-        self.counted = torch.zeros(self.hist.shape, dtype=torch.int32, device=device)
         self.left_out = np.concatenate([block.positives, block.ignored]) - first
         self.row_of_left_out = np.concatenate([block.query_of_positive, block.query_of_ignored])
+
+    def start(self, begin: int, end: int) -> None:
+        """Like ``Counter.start``, for all queries of the block."""
+        self.hist = np.zeros((len(self.segments_ON), self.starts[-1]), np.int32)
+        self.counted = torch.zeros(self.hist.shape, dtype=torch.int32, device=self.tiles.device)
 
     def add(self, first: int, last: int) -> None:
         """Like ``Counter.add``."""

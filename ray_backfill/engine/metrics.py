@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.kernels import Array, kernel
+from ray_backfill.engine.distances.exact import sum_of
 from ray_backfill.engine.systems import GroundTruth, IntArray
 
 # (ranks, n_right, cut, grades, ideal) -> the metric of one ranking. Compiled.
 #
-# ranks: 1-based ranks of the query's right answers among all items that are not ignored, ascending; those above the
-# cut-off may be missing. n_right: number of the query's right answers. cut: the last rank that counts. grades: of the
-# right answers, in the order of ``ranks``; empty if all are 1. ideal: the value, computed with ideal = 1, of the
-# ranking that has all right answers first, the highest grades at the top.
+# ranks: 1-based ranks (float64) of the query's right answers among all items that are not ignored, ascending; those
+# above the cut-off may be missing. n_right: number of the query's right answers. cut: the last rank that counts.
+# grades: of the right answers, in the order of ``ranks``; empty if all are 1. ideal: the value, computed with
+# ideal = 1, of the ranking that has all right answers first, the highest grades at the top.
 Value = Callable[[Array, int, int, Array, float], float]
 
 
@@ -96,12 +97,11 @@ def average_precision(ranks: Array, n_right: int, cut: int, grades: Array, ideal
     Cut at k, right answers beyond rank k count as 0, and the sum is divided by the largest number of right answers that
     the first k results can hold. (trec_eval's ``map_cut_k`` divides by the number of all right answers instead.)
     """
-    total = 0.0
-    for j in range(len(ranks)):
-        if ranks[j] > cut:
-            break
-        total += (j + 1) / ranks[j]
-    return total / min(n_right, cut)
+    found = np.searchsorted(ranks, cut, side="right")
+    terms = np.empty(found)
+    for j in range(np.uint64(found)):
+        terms[j] = np.float64(np.int32(j + np.uint64(1))) / ranks[j]
+    return sum_of(terms) / min(n_right, cut)
 
 
 AVERAGE_PRECISION = MetricKind(
@@ -196,7 +196,7 @@ NDCG = MetricKind(
 # A metric's place is its number in ``_value``.
 KINDS = (AVERAGE_PRECISION, CMC, RECALL, RECIPROCAL_RANK, NDCG)
 _NUMBER = {kind.name: number for number, kind in enumerate(KINDS)}
-_WHOLE = ABSENT
+_WHOLE = ABSENT >> 1  # float64 holds neither ABSENT + 1 nor this + 1
 
 
 @kernel
@@ -291,13 +291,14 @@ def _measure(
         own = right_grades[right_starts[q] : right_starts[q + 1]] if is_graded else right_grades[:0]
         for m in range(len(numbers)):
             if uses_grades[m]:
-                ideals[m] = _value(numbers[m], np.arange(1, n_right + 1), n_right, cuts[m], -np.sort(-own), 1.0)
-        ranks, grades = np.empty(width, np.int64), np.empty(width if is_graded else 0)
+                ideals[m] = _value(numbers[m], np.arange(1.0, n_right + 1), n_right, cuts[m], -np.sort(-own), 1.0)
+        ranks, grades = np.empty(width), np.empty(width if is_graded else 0)
         for i in range(points):
-            first = points * starts[q] + i * width
-            for j in range(width):
-                ranks[j] = before[first + j] + j + 1
-            for j in range(len(grades)):
+            # Loops of unsigned indices and of int32 numbers are compiled to vectors on all processors.
+            first = np.uint64(points * starts[q] + i * width)
+            for j in range(np.uint64(width)):
+                ranks[j] = np.float64(before[first + j]) + np.float64(np.int32(j + np.uint64(1)))
+            for j in range(np.uint64(len(grades))):
                 grades[j] = own[places[first + j]]
             for m in range(len(numbers)):
                 values[q, i, m] = _value(numbers[m], ranks, n_right, cuts[m], grades, ideals[m])

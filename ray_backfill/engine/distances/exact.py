@@ -119,7 +119,7 @@ def _dot(a: Array, row_a: int, b: Array, row_b: int, room: Array) -> float:
     rest = 0.0
     for i in range(h + h + h + h, np.uint64(a.shape[1])):
         rest += np.float64(a[r, i]) * np.float64(b[s, i])
-    return rest + _sum(room)
+    return rest + sum_of(room)
 
 
 @kernel
@@ -136,11 +136,11 @@ def _squared_difference(a: Array, row_a: int, b: Array, row_b: int, room: Array)
     for i in range(h + h + h + h, np.uint64(a.shape[1])):
         w = np.float64(a[r, i]) - np.float64(b[s, i])
         rest += w * w
-    return rest + _sum(room)
+    return rest + sum_of(room)
 
 
 @kernel
-def _sum(terms: Array) -> float:
+def sum_of(terms: Array) -> float:
     """Sum with eight running sums, so that additions do not wait for each other."""
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
     whole = len(terms) - len(terms) % 8

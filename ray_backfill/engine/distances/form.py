@@ -332,9 +332,12 @@ class Products:
         left = form.left(queries)
         self.left = left[:, : form.query.shape[1]] if form.uses_factors else left
         self.out = np.empty((len(queries), 0), np.float32)
+        self.last: tuple[int, int, Tile] | None = None
 
     def tile(self, first: int, last: int) -> Tile:
-        """Return the products with the gallery items first .. last - 1, valid until the next call. Cost: 2 b n D."""
+        """Return the products with the gallery items first .. last - 1, valid until another tile's. Cost: 2 b n D."""
+        if self.last is not None and self.last[:2] == (first, last):
+            return self.last[2]
         if self.out.shape[1] != last - first:
             self.out = np.empty((len(self.left), last - first), np.float32)
         if self.form.uses_factors:
@@ -344,7 +347,9 @@ class Products:
             # Stored vectors are too long or too short for float32: scale a copy.
             rows = self.form.tile(first, last)
             factor, offset = np.ones(last - first, np.float32), np.zeros(last - first, np.float32)
-        return Tile(np.matmul(self.left, rows.T, out=self.out), factor, offset)
+        tile = Tile(np.matmul(self.left, rows.T, out=self.out), factor, offset)
+        self.last = first, last, tile
+        return tile
 
 
 _PAIRS = 20_000

@@ -15,32 +15,36 @@ from ray_backfill.engine.replay.block import Thresholds, Union
 from ray_backfill.engine.systems import IntArray
 
 Counts = NDArray[np.uint16] | NDArray[np.int32]
+Others = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Counted:
-    """The items of one system by segment and place, without positives and ignored items.
+    """The items of one system by segment and place, without positives and ignored items, for some queries.
 
     counts: (O, CSR of (S, K + 1)); counts[s, k]: items of segment s whose place is k. If several pairs share the
-    thresholds: items whose place is at most k, so that each pair can read them at its own thresholds.
+    thresholds: items whose place is at most k, so that each pair can read them at its own thresholds. starts: of the
+    union's rows of these queries.
     """
 
     counts: Counts
     union: Union
+    starts: IntArray
 
 
-def accumulate(hist: Counts, union: Union, n_segments: int) -> Counted:
-    """Sum counts by place, in place, if several pairs share the thresholds."""
+def accumulate(hist: Counts, union: Union, begin: int, end: int, n_segments: int) -> Counted:
+    """Sum the counts of the queries begin .. end - 1 by place, in place, if several pairs share the thresholds."""
+    starts = union.starts[begin : end + 1]
     for of_order in hist if union.at else []:
-        _accumulate(of_order, union.starts, n_segments)
-    return Counted(hist, union)
+        _accumulate(of_order, starts, n_segments)
+    return Counted(hist, union, starts)
 
 
 @kernel
 def _accumulate(hist: Array, starts: Array, n_segments: int) -> None:
     for q in range(len(starts) - 1):
         width = starts[q + 1] - starts[q] + 1
-        first = n_segments * (starts[q] + q)
+        first = n_segments * (starts[q] - starts[0] + q)
         for s in range(n_segments):
             row = hist[first + s * width : first + (s + 1) * width]
             before = np.int32(0)
@@ -57,20 +61,29 @@ class Side(NamedTuple):
     rows: Sequence[int]
 
 
-def others_before(forward: Side | None, backward: Side | None, thresholds: Thresholds, points: int) -> IntArray:
-    """Return (O, CSR of (T, P)) int32: how many counted items rank before the j-th positive at each point.
-
-    None: items of that system are not counted. Results for disjoint sets of items add up.
-    """
+def empty_others(thresholds: Thresholds, points: int) -> Others:
+    """Room for ``find_others`` of a block, with one entry too many for each order, which ``find_others`` writes."""
     n_orders, n_positives = thresholds.segments.shape
-    others = np.empty((n_orders, points * n_positives + 1), np.int32)
-    for o in range(n_orders):
+    return np.empty((n_orders, points * n_positives + 1), np.int32)
+
+
+def find_others(
+    forward: Side | None, backward: Side | None, thresholds: Thresholds, points: int, begin: int, end: int,
+    others: Others,
+) -> None:  # fmt: skip
+    """Find for the queries begin .. end - 1 how many counted items rank before the j-th positive at each point.
+
+    None: items of that system are not counted. others: ``empty_others``, (O, CSR of (T, P)). Results for disjoint sets
+    of items add up.
+    """
+    starts = thresholds.starts[begin : end + 1]
+    own = slice(points * starts[0] // 2, points * starts[-1] // 2 + 1)
+    for o in range(len(others)):
         sides = [_of_order(side or forward or backward, o) for side in (forward, backward)]
         _others_before(
-            *sides[0], forward is not None, *sides[1], backward is not None, thresholds.starts, thresholds.owner,
-            thresholds.segments[o], points, others[o],
+            *sides[0], forward is not None, *sides[1], backward is not None, starts, thresholds.owner,
+            thresholds.segments[o], points, others[o, own],
         )  # fmt: skip
-    return np.ascontiguousarray(others[:, :-1])
 
 
 def _of_order(side: Side | None, order: int) -> tuple[Counts, IntArray, NDArray[np.int32]]:
@@ -78,7 +91,7 @@ def _of_order(side: Side | None, order: int) -> tuple[Counts, IntArray, NDArray[
     assert side is not None
     union = side.counted.union
     places = union.at[side.use] if union.at else np.empty(0, np.int32)
-    return side.counted.counts[side.rows[order]], union.starts, places
+    return side.counted.counts[side.rows[order]], side.counted.starts, places
 
 
 @kernel
@@ -92,12 +105,13 @@ def _others_before(
     begin, length, is_active = np.empty(most, np.uint32), np.empty(most, np.uint32), np.empty(most, np.uint8)
     # Of systems of this pair alone: the items at each threshold's place. Of shared ones: those up to it.
     alone, shared = np.empty(most, np.int32), np.empty(most, np.int32)
+    is_alone = len(at_f) == 0 and len(at_b) == 0
     at = np.uint64(0)
     for q in range(len(starts) - 1):
         first, n_thresholds = starts[q], starts[q + 1] - starts[q]
         n_positives = n_thresholds // 2
         width_f, width_b = starts_f[q + 1] - starts_f[q] + 1, starts_b[q + 1] - starts_b[q] + 1
-        base_f, base_b = n_segments * (starts_f[q] + q), n_segments * (starts_b[q] + q)
+        base_f, base_b = n_segments * (starts_f[q] - starts_f[0] + q), n_segments * (starts_b[q] - starts_b[0] + q)
         place_f, place_b = at_f[first : first + n_thresholds], at_b[first : first + n_thresholds]
         # A positive ranks by its forward threshold at the points after its segment, before them by its backward one.
         alone[:n_thresholds] = 0
@@ -116,12 +130,18 @@ def _others_before(
                 _add(alone, shared, counts_b[base_b + (i - 1) * width_b : base_b + i * width_b], place_b, -1)
             for k in range(n_thresholds):
                 is_active[k] = np.uint32(np.uint32(i) - begin[k]) < length[k]
+            # Here, the entry of a threshold that does not rank its positive now is overwritten by the next one.
             before = np.int32(0)
-            for k in range(n_thresholds):
-                before += alone[k]
-                # The entry of a threshold that does not rank its positive now is overwritten by the next one.
-                others[at] = before + shared[k]
-                at += np.uint64(is_active[k])
+            if is_alone:
+                for k in range(n_thresholds):
+                    before += alone[k]
+                    others[at] = before
+                    at += np.uint64(is_active[k])
+            else:
+                for k in range(n_thresholds):
+                    before += alone[k]
+                    others[at] = before + shared[k]
+                    at += np.uint64(is_active[k])
 
 
 @kernel

@@ -28,10 +28,10 @@ from ray_backfill.engine.systems import IntArray
 
 
 class Counter:
-    """Counts the items of all tiles by segment and place, without positives and ignored items.
+    """Counts the items of all tiles by segment and place, without positives and ignored items, for some queries.
 
-    first: gallery position of item 0. hist: (O, CSR of (S, K + 1)), of the smallest type that holds the number of
-    items; the last place is not counted. starts: (b + 1,) start of each query's counts.
+    first: gallery position of item 0. hist: (O, CSR of (S, K + 1)) of these queries, of the smallest type that holds
+    the number of items; the last place is not counted. starts: (b + 1,) start of each query's counts.
     """
 
     def __init__(
@@ -44,28 +44,34 @@ class Counter:
         self.bins = make_bins(form, block, union)
         self._table = self.bins.empty_table()
         self.starts = hist_starts(union, n_segments)
-        size, is_small = (len(segments_ON), self.starts[-1]), len(form.length_N) < 1 << 16
-        self.hist: Counts = np.zeros(size, np.uint16) if is_small else np.zeros(size, np.int32)
+        self.itemsize = 2 if len(form.length_N) < 1 << 16 else 4
         # The next positive and the next ignored item of each query, while tiles proceed.
-        self._next = np.empty((2, len(block)), np.int64)
-        _find_first(block.positives, block.positive_starts, first, self._next[0])
-        _find_first(block.ignored, block.ignored_starts, first, self._next[1])
+        self._next = np.empty((len(block), 2), np.int64)
+        _find_first(block.positives, block.positive_starts, first, self._next[:, 0])
+        _find_first(block.ignored, block.ignored_starts, first, self._next[:, 1])
         self._queries = as_float32(form.query[block.queries])
         self._lengths = form.length_Q[block.queries]
 
+    def start(self, begin: int, end: int) -> None:
+        """Begin to count for the queries begin .. end - 1 of the block."""
+        self.rows, self.ends = slice(begin, end), slice(begin, end + 1)
+        size = len(self.segments_ON), self.starts[end] - self.starts[begin]
+        self.hist: Counts = np.zeros(size, np.uint16) if self.itemsize == 2 else np.zeros(size, np.int32)
+
     def add(self, first: int, last: int) -> None:
         """Count the items first .. last - 1; tiles are added in ascending order."""
-        bins, block, form = self.bins, self.block, self.form
+        bins, block, form, rows, ends = self.bins, self.block, self.form, self.rows, self.ends
+        products, factor, offset = self.products.tile(first, last)
         place_tile(
-            *self.products.tile(first, last), bins.low, bins.high, bins.starts, self._table, bins.origin, bins.step,
-            block.positives, block.positive_starts, block.ignored, block.ignored_starts, self._next, self.first,
-            first, self.segments_ON, self.hist, self.starts, self.union.keys, self.union.starts, self._queries,
-            as_float32(form.gallery[first:last]), self._lengths, form.length_N[first:last],
-            DISTANCES.index(form.distance),
+            products[rows], factor, offset, bins.low, bins.high, bins.starts[ends], self._table, bins.origin[rows],
+            bins.step[rows], block.positives, block.positive_starts[ends], block.ignored, block.ignored_starts[ends],
+            self._next[rows], self.first, first, self.segments_ON, self.hist, self.starts[ends], self.union.keys,
+            self.union.starts[ends], self._queries[rows], as_float32(form.gallery[first:last]), self._lengths[rows],
+            form.length_N[first:last], DISTANCES.index(form.distance),
         )  # fmt: skip
 
     def finish(self) -> Counts:
-        """Return all counts."""
+        """Return all counts of these queries."""
         return self.hist
 
 
@@ -169,8 +175,8 @@ def place_tile(
         for j in range(n):
             v[j] = row[j] * factor[j] + offset[j]
             bins[j] = bin_of(v[j], own_origin, own_step, far)
-        following[0, q] = _leave_out(positives, following[0, q], positive_starts[q + 1], position, n, bins, far)
-        following[1, q] = _leave_out(ignored, following[1, q], ignored_starts[q + 1], position, n, bins, far)
+        following[q, 0] = _leave_out(positives, following[q, 0], positive_starts[q + 1], position, n, bins, far)
+        following[q, 1] = _leave_out(ignored, following[q, 1], ignored_starts[q + 1], position, n, bins, far)
         n_groups = _list_near(bins, far, is_near, groups)
         n_listed, n_unsure = _look_up(table, bins, mark, groups, n_groups, places, marked, listed), 0
         for i in range(n_listed):
@@ -190,7 +196,7 @@ def place_tile(
                 final += 1
             places[at] = final
         for o in range(len(segments_ON)):
-            _count(groups, n_groups, places, segments_ON[o, first:], width, hist[o, hist_starts[q] :])
+            _count(groups, n_groups, places, segments_ON[o, first:], width, hist[o, hist_starts[q] - hist_starts[0] :])
 
 
 @kernel

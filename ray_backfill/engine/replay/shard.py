@@ -5,7 +5,6 @@ Answers of disjoint shards are added (counts) or concatenated (candidates), so t
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -15,18 +14,19 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.distances.form import Products
-from ray_backfill.engine.replay.before import Counted, Side, accumulate, others_before
-from ray_backfill.engine.replay.block import Block, Thresholds, Union, exact_keys, unite
+from ray_backfill.engine.replay.before import Counted, Others, Side, accumulate, empty_others, find_others
+from ray_backfill.engine.replay.block import Block, Thresholds, exact_keys, unite
 from ray_backfill.engine.replay.counting import Counter
 from ray_backfill.engine.replay.keys import KeyArray
 from ray_backfill.engine.replay.nearest import Candidates, Finder, ceilings_of_other
-from ray_backfill.engine.replay.prepare import Prepared, Scan, Searched
+from ray_backfill.engine.replay.prepare import COUNTED_ITEMS, Pair, Prepared, Scan, Searched
 from ray_backfill.engine.systems import IntArray, RetrievalSystem
 
 # Items per tile of a search: the products with a block of queries should stay in the cache until they are compared.
 TILE_ITEMS = 512
-# Most items per tile of counting, where each query has a table and counts that are read again for each tile.
-COUNTED_ITEMS = 16_384
+# Counts of the queries that are counted together, if all items are in one tile: they stay in the cache. Of fewer
+# queries, calls would take longer than loops.
+_COUNTED_BYTES, _FEWEST_QUERIES = 4 << 20, 16
 
 # Row of each candidate, and its exact key.
 Found = tuple[IntArray, KeyArray]
@@ -36,7 +36,7 @@ class Shards(Protocol):
     """All shards of a gallery, in this process or elsewhere; each answer is a list with one entry per shard."""
 
     def positive_keys(self, block: Block) -> list[KeyArray]: ...
-    def count(self, block: Block, thresholds: list[Thresholds]) -> list[list[IntArray]]: ...
+    def count(self, block: Block, thresholds: list[Thresholds]) -> list[list[Others]]: ...
     def nearest(self, block: Block, k: int) -> list[list[Found]]: ...
     def cancel(self) -> None:
         """Stop running work in other threads soon, by an exception that nobody reads."""
@@ -81,35 +81,40 @@ class GalleryShard:
         """Return (searched systems, all positives) exact keys of ``block.positives``; 0 in other shards."""
         return np.stack([exact_keys(form, block, self.first, self.last) for form in self.forms])
 
-    def count(self, block: Block, thresholds: list[Thresholds]) -> list[IntArray]:
-        """Return ``counting.others_before`` of this shard for each pair; (2, ...) by system if ranks are compared.
+    def count(self, block: Block, thresholds: list[Thresholds]) -> list[Others]:
+        """Return ``find_others`` of this shard for each pair; (2, ...) by system if ranks are compared.
 
         thresholds: of each pair.
         """
+        pairs, n_items = self.prepared.pairs, self.last - self.first
         uses: list[list[tuple[int, int]]] = [[] for _ in self.forms]  # (pair, side) of each use of a system
-        for index, pair in enumerate(self.prepared.pairs):
+        for index, pair in enumerate(pairs):
             uses[pair.forward].append((index, 0))
             uses[pair.backward].append((index, 1))
-        counted, side_of = [], {}
-        for index, of_system in enumerate(uses):
-            counted.append(self._count(index, block, thresholds, of_system))
-            side_of.update({use: (index, number) for number, use in enumerate(of_system)})
-        found = []
-        for index, pair in enumerate(self.prepared.pairs):
-            sides = []
-            for side in (0, 1):
-                system, use = side_of[index, side]
-                rows = [self.prepared.rows_of[system].index(row) for row in pair.rows]
-                sides.append(Side(counted[system], use, rows))
-            count = partial(others_before, thresholds=thresholds[index], points=self.points)
-            forward, backward = sides
-            if pair.hides_backward:
-                found.append(count(forward, None))
-            elif pair.merge.by_rank:
-                found.append(np.stack([count(forward, None), count(None, backward)]))
-            else:
-                found.append(count(forward, backward))
-        return found
+        counters = [self._counter(index, block, thresholds, of_system) for index, of_system in enumerate(uses)]
+        found = [
+            [empty_others(own, self.points) for _ in _systems_counted(pair)]
+            for own, pair in zip(thresholds, pairs, strict=True)
+        ]
+        n_tiles = max(1, -(-n_items // self.counted_items))
+        # Products of one tile with the block are kept, those of several are not.
+        most = _most_queries(counters) if n_tiles == 1 and self.on_device is None else len(block)
+        for begin in range(0, len(block), most):
+            end = min(begin + most, len(block))
+            counted = [self._count(counter, begin, end, n_tiles) for counter in counters]
+            for index, pair in enumerate(pairs):
+                forward, backward = (
+                    Side(counted[system], uses[system].index((index, s)), self._rows(system, pair))
+                    for s, system in enumerate((pair.forward, pair.backward))
+                )
+                own = thresholds[index], self.points, begin, end
+                for (f, b), others in zip(_systems_counted(pair), found[index], strict=True):
+                    find_others(forward if f else None, backward if b else None, *own, others)
+        return [each[0][:, :-1] if len(each) == 1 else np.stack(each)[:, :, :-1] for each in found]
+
+    def _rows(self, system: int, pair: Pair) -> list[int]:
+        """The rows of the system's counts that are of this pair's orders."""
+        return [self.prepared.rows_of[system].index(row) for row in pair.rows]
 
     def nearest(self, block: Block, k: int) -> list[Found]:
         """Return for each scan all items of this shard that can be among the first k at any point, possibly more."""
@@ -122,7 +127,7 @@ class GalleryShard:
             form = self.forms[scan.searched]
             candidates = Candidates.empty(form, block.queries, needed, segments_ON, n_segments, ceilings)
             finder = self._finder(scan.searched, block)
-            for first, last in self._tiles(block, min(TILE_ITEMS, self.tile_items), self.tile_items):
+            for first, last in self._tiles(len(block), min(TILE_ITEMS, self.tile_items), self.tile_items):
                 candidates.add(finder.passing(first, last, candidates.gates))
             found[index] = candidates.finish()
         offset = np.uint64(self.first)
@@ -145,7 +150,11 @@ class GalleryShard:
                 ceilings[:, at] = np.maximum(ceilings[:, at], set_by_pair[:, o])
         return ceilings
 
-    def _counter(self, system: int, block: Block, union: Union) -> Any:
+    def _counter(
+        self, system: int, block: Block, thresholds: Sequence[Thresholds], uses: Sequence[tuple[int, int]]
+    ) -> Any:
+        """uses: (pair, side) of each use of the system, 0 for forward."""
+        union = unite([thresholds[pair].keys[side] for pair, side in uses], thresholds[0].starts)
         segments_ON, n_segments = self.segments_of[self.prepared.rows_of[system]], self.points - 1
         if self.on_device is None:
             form = self.forms[system]
@@ -159,7 +168,7 @@ class GalleryShard:
             return Finder(Products(self.forms[system], block.queries), self.tile_items)
         return self.on_device.DeviceFinder(self.device_tiles[system], block.queries)
 
-    def _tiles(self, block: Block, size: int, most: int) -> Iterator[tuple[int, int]]:
+    def _tiles(self, n_queries: int, size: int, most: int) -> Iterator[tuple[int, int]]:
         """Yield the range of items of each tile, and report the tile when it is done.
 
         size: of the first tile; sizes double up to ``most``. A search passes all items of its first tile, because it
@@ -171,20 +180,29 @@ class GalleryShard:
                 raise RuntimeError("the replay was stopped")
             last = min(first + size, self.last - self.first)
             yield first, last
-            self.report(len(block) * (last - first))
+            self.report(n_queries * (last - first))
             first, size = last, min(2 * size, most)
 
-    def _count(
-        self, system: int, block: Block, thresholds: Sequence[Thresholds], uses: Sequence[tuple[int, int]]
-    ) -> Counted:
-        """Count the items of one system, without positives and ignored ones. uses: (pair, side), 0 for forward."""
-        union = unite([thresholds[pair].keys[side] for pair, side in uses], thresholds[0].starts)
-        counter = self._counter(system, block, union)
-        n_items = self.last - self.first
-        even = -(-n_items // max(1, -(-n_items // self.counted_items)))
-        for first, last in self._tiles(block, even, even):
+    def _count(self, counter: Any, begin: int, end: int, n_tiles: int) -> Counted:
+        """Count the items of one system, without positives and ignored ones, for the queries begin .. end - 1."""
+        counter.start(begin, end)
+        even = -(-(self.last - self.first) // n_tiles)
+        for first, last in self._tiles(end - begin, even, even):
             counter.add(first, last)
-        return accumulate(counter.finish(), union, self.points - 1)
+        return accumulate(counter.finish(), counter.union, begin, end, self.points - 1)
+
+
+def _systems_counted(pair: Pair) -> list[tuple[bool, bool]]:
+    """Whether forward and backward items are counted, in each of a pair's results."""
+    if pair.hides_backward:
+        return [(True, False)]
+    return [(True, False), (False, True)] if pair.merge.by_rank else [(True, True)]
+
+
+def _most_queries(counters: Sequence[Any]) -> int:
+    """How many queries are counted together."""
+    bytes_of_query = sum(int(np.diff(each.starts).max()) * each.itemsize * len(each.segments_ON) for each in counters)
+    return max(_FEWEST_QUERIES, _COUNTED_BYTES // bytes_of_query)
 
 
 def make_forms(systems: Sequence[RetrievalSystem], prepared: Prepared, distance: str) -> list[ProductForm]:
@@ -208,7 +226,7 @@ class LocalShards:
     def positive_keys(self, block: Block) -> list[KeyArray]:
         return list(self.map(lambda shard: shard.positive_keys(block), self.shards))
 
-    def count(self, block: Block, thresholds: list[Thresholds]) -> list[list[IntArray]]:
+    def count(self, block: Block, thresholds: list[Thresholds]) -> list[list[Others]]:
         return list(self.map(lambda shard: shard.count(block, thresholds), self.shards))
 
     def nearest(self, block: Block, k: int) -> list[list[Found]]:

@@ -20,7 +20,7 @@ from ray_backfill.engine.replay.counting import Counter
 from ray_backfill.engine.replay.engine import usable_cpus
 from ray_backfill.engine.replay.filtered import each_part
 from ray_backfill.engine.replay.keys import distances_of, sort_keys
-from ray_backfill.engine.replay.shard import COUNTED_ITEMS
+from ray_backfill.engine.replay.prepare import COUNTED_ITEMS
 from ray_backfill.engine.statistics import relative_weights
 from ray_backfill.engine.systems import Filter, GroundTruth, IntArray, RetrievalSystem
 

@@ -37,6 +37,8 @@ def test_blocks_and_tiles_do_not_change_the_result() -> None:
             patch.object(shard_module, "COUNTED_ITEMS", 11),
         ):
             pieces = rb.replay(pair, truth, order, points=3, metrics=metrics, threads=3)
+        with patch.object(shard_module, "_COUNTED_BYTES", 1), patch.object(shard_module, "_FEWEST_QUERIES", 3):
+            few = rb.replay(pair, truth, order, points=3, metrics=metrics)
         with (
             patch.object(prepare, "_LEAST_ITEMS", 9),
             patch.object(engine, "split_gallery", wraps=engine.split_gallery) as split,
@@ -45,6 +47,7 @@ def test_blocks_and_tiles_do_not_change_the_result() -> None:
         assert split.call_args.args[1] == 3  # few queries: the threads share the gallery
         for metric in metrics:
             np.testing.assert_array_equal(pieces.per_query[metric], whole.per_query[metric])
+            np.testing.assert_array_equal(few.per_query[metric], whole.per_query[metric])
             np.testing.assert_array_equal(parts.per_query[metric], whole.per_query[metric])
 
 

@@ -125,11 +125,13 @@ def random_pair(rng: np.random.Generator, n_queries: int, n_gallery: int, tied: 
     least_room=st.sampled_from([2, 1024]),
     graded=st.booleans(),
     weighted=st.booleans(),
+    tile=st.sampled_from([7, 100]),
 )
 def test_merged_replays_equal_brute_force(
     seed: int, n_queries: int, n_gallery: int, points: int, tied: bool, same: str, distance: str, is_cut: bool,
-    by_rank: bool, n_shards: int, least_room: int, graded: bool, weighted: bool,
+    by_rank: bool, n_shards: int, least_room: int, graded: bool, weighted: bool, tile: int,
 ) -> None:  # fmt: skip
+    """Also with a few queries at a time, where one tile holds all items."""
     rng = np.random.default_rng(seed)
     pair = random_pair(rng, n_queries, n_gallery, tied, same)
     truth = random_truth(rng, n_queries, n_gallery, graded, weighted)
@@ -143,7 +145,9 @@ def test_merged_replays_equal_brute_force(
         patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0),
         patch.object(nearest_module, "_LEAST_ROOM", least_room),
         patch.object(shard_module, "TILE_ITEMS", 7),
-        patch.object(shard_module, "COUNTED_ITEMS", 7),
+        patch.object(shard_module, "COUNTED_ITEMS", tile),
+        patch.object(shard_module, "_COUNTED_BYTES", 1),
+        patch.object(shard_module, "_FEWEST_QUERIES", 2),
     ):
         results = [
             rb.replay(pair, truth, orders, points, metrics, distance, merge=merge),
