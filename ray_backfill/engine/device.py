@@ -169,6 +169,7 @@ class DeviceCounter:
     def finish(self) -> NDArray[np.int32]:
         """Return all counts."""
         self.hist += self.counted.cpu().numpy()
+        del self.counted  # other systems need the device's memory
         return self.hist
 
 

@@ -40,7 +40,7 @@ class Counter:
     ) -> None:  # fmt: skip
         self.form, self.block, self.union, self.first = form, block, union, first
         self.segments_ON = np.pad(segments_ON, ((0, 0), (0, 8)))  # items are counted by eight
-        self.products = Products(form, block.queries)
+        self._products: Products | None = None
         self.bins = make_bins(form, block, union)
         self._table = self.bins.empty_table()
         self.starts = hist_starts(union, n_segments)
@@ -61,7 +61,8 @@ class Counter:
     def add(self, first: int, last: int) -> None:
         """Count the items first .. last - 1; tiles are added in ascending order."""
         bins, block, form, rows, ends = self.bins, self.block, self.form, self.rows, self.ends
-        products, factor, offset = self.products.tile(first, last)
+        self._products = self._products or Products(form, block.queries)
+        products, factor, offset = self._products.tile(first, last)
         place_tile(
             products[rows], factor, offset, bins.low, bins.high, bins.starts[ends], self._table, bins.origin[rows],
             bins.step[rows], block.positives, block.positive_starts[ends], block.ignored, block.ignored_starts[ends],
@@ -71,7 +72,9 @@ class Counter:
         )  # fmt: skip
 
     def finish(self) -> Counts:
-        """Return all counts of these queries."""
+        """Return all counts of these queries. After the block's last ones, products are forgotten."""
+        if self.rows.stop == len(self.block):
+            self._products = None
         return self.hist
 
 

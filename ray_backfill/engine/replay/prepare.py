@@ -31,9 +31,7 @@ _LEAST_QUERIES = 192
 # With candidates, a block's own work (ranking them) is what many threads wait for: they need more blocks.
 _LEAST_QUERIES_OF_CANDIDATES = 64
 _LEAST_ITEMS = 16_384
-# Most items per tile of counting, where each query has a table and counts that are read again for each tile.
-COUNTED_ITEMS = 16_384
-# Memory for the products and counts, or for the candidates, of a block.
+# Memory for the counts or candidates of a block.
 _BLOCK_BYTES = 128 << 20
 # With fewer items per possible candidate (k per segment), counting is cheaper than candidates.
 _ITEMS_PER_CANDIDATE = 2
@@ -306,11 +304,7 @@ def split_queries(prepared: Prepared, truth: GroundTruth, threads: int) -> list[
             users = sum((pair.backward == index) + (pair.forward == index) for pair in prepared.pairs)
             # The positives' own distances are thresholds of every pair; the others differ from pair to pair.
             n_thresholds = (users + 1) * n_positives
-            bytes_Q += (
-                4 * min(truth.n_gallery, COUNTED_ITEMS)
-                + 4 * len(rows) * n_segments * (n_thresholds + 1)
-                + 8 * n_thresholds
-            )
+            bytes_Q += 4 * len(rows) * n_segments * (n_thresholds + 1) + 8 * n_thresholds
         bytes_Q += sum(8 * len(pair.rows) * prepared.points * n_positives for pair in prepared.pairs)
     else:
         deepest = prepared.nearest + int(np.diff(truth.ignored_starts).max())

@@ -19,14 +19,16 @@ from ray_backfill.engine.replay.block import Block, Thresholds, exact_keys, unit
 from ray_backfill.engine.replay.counting import Counter
 from ray_backfill.engine.replay.keys import KeyArray
 from ray_backfill.engine.replay.nearest import Candidates, Finder, ceilings_of_other
-from ray_backfill.engine.replay.prepare import COUNTED_ITEMS, Pair, Prepared, Scan, Searched
+from ray_backfill.engine.replay.prepare import Pair, Prepared, Scan, Searched
 from ray_backfill.engine.systems import IntArray, RetrievalSystem
 
 # Items per tile of a search: the products with a block of queries should stay in the cache until they are compared.
 TILE_ITEMS = 512
-# Counts of the queries that are counted together, if all items are in one tile: they stay in the cache. Of fewer
-# queries, calls would take longer than loops.
-_COUNTED_BYTES, _FEWEST_QUERIES = 4 << 20, 16
+# Most items per tile of counting, where each query has a table and counts that are read again for each tile.
+COUNTED_ITEMS = 16_384
+# Counts of a system that are made together, if one tile has all items and products with the block can be kept: counts
+# stay in the cache. Of fewer queries, calls would take longer than loops.
+_COUNTED_BYTES, _FEWEST_QUERIES, _KEPT_BYTES = 2 << 20, 16, 128 << 20
 
 # Row of each candidate, and its exact key.
 Found = tuple[IntArray, KeyArray]
@@ -96,9 +98,9 @@ class GalleryShard:
             [empty_others(own, self.points) for _ in _systems_counted(pair)]
             for own, pair in zip(thresholds, pairs, strict=True)
         ]
-        n_tiles = max(1, -(-n_items // self.counted_items))
-        # Products of one tile with the block are kept, those of several are not.
-        most = _most_queries(counters) if n_tiles == 1 and self.on_device is None else len(block)
+        n_tiles, kept = max(1, -(-n_items // self.counted_items)), 4 * n_items * len(block) * len(counters)
+        keeps = n_tiles == 1 and kept <= _KEPT_BYTES and self.on_device is None
+        most = _most_queries(counters) if keeps else len(block)
         for begin in range(0, len(block), most):
             end = min(begin + most, len(block))
             counted = [self._count(counter, begin, end, n_tiles) for counter in counters]
@@ -201,7 +203,7 @@ def _systems_counted(pair: Pair) -> list[tuple[bool, bool]]:
 
 def _most_queries(counters: Sequence[Any]) -> int:
     """How many queries are counted together."""
-    bytes_of_query = sum(int(np.diff(each.starts).max()) * each.itemsize * len(each.segments_ON) for each in counters)
+    bytes_of_query = max(int(np.diff(each.starts).max()) * each.itemsize * len(each.segments_ON) for each in counters)
     return max(_FEWEST_QUERIES, _COUNTED_BYTES // bytes_of_query)
 
 

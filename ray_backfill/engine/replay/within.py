@@ -20,7 +20,7 @@ from ray_backfill.engine.replay.counting import Counter
 from ray_backfill.engine.replay.engine import usable_cpus
 from ray_backfill.engine.replay.filtered import each_part
 from ray_backfill.engine.replay.keys import distances_of, sort_keys
-from ray_backfill.engine.replay.prepare import COUNTED_ITEMS
+from ray_backfill.engine.replay.shard import COUNTED_ITEMS
 from ray_backfill.engine.statistics import relative_weights
 from ray_backfill.engine.systems import Filter, GroundTruth, IntArray, RetrievalSystem
 
@@ -119,6 +119,7 @@ def _count_block(
     keys = np.tile(sort_keys(cutoffs, np.full(len(cutoffs), _LAST)), len(block))
     union = Union(keys, np.arange(len(block) + 1) * len(cutoffs), [])
     counter = Counter(form, block, union, segments_RN, n_segments, 0)
+    counter.start(0, len(block))
     for first in range(0, n_items, COUNTED_ITEMS):
         last = min(first + COUNTED_ITEMS, n_items)
         counter.add(first, last)
