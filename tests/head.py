@@ -26,9 +26,8 @@ class Head(NamedTuple):
 
 
 def free_port() -> int:
-    """
-    Free on every address: a driver reaches its head on the machine's, where another Ray may hold a port that is free
-    on 127.0.0.1. Below the ports that the kernel gives out, and above Ray's workers': so nobody takes it meanwhile.
+    """A port that is free on every address: drivers connect on the machine's, where another Ray may hold a port that
+    is free on 127.0.0.1. It is below the ports that the kernel gives out and above those of Ray's workers.
     """
     while True:
         with socket.socket() as listener, suppress(OSError):

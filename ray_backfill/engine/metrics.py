@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.kernels import Array, kernel
-from ray_backfill.engine.distances.exact import sum_of
+from ray_backfill.core.kernels import Array, kernel, sum_of
 from ray_backfill.engine.systems import GroundTruth, IntArray
 
 # (ranks, n_right, cut, grades, ideal) -> the metric of one ranking. Compiled.
@@ -196,7 +195,7 @@ NDCG = MetricKind(
 # A metric's place is its number in ``_value``.
 KINDS = (AVERAGE_PRECISION, CMC, RECALL, RECIPROCAL_RANK, NDCG)
 _NUMBER = {kind.name: number for number, kind in enumerate(KINDS)}
-_WHOLE = ABSENT >> 1  # float64 holds neither ABSENT + 1 nor this + 1
+_WHOLE = ABSENT >> 1  # below the ranks of absent right answers, which are float64: ABSENT + 1 is ABSENT there
 
 
 @kernel

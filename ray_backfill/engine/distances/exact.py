@@ -6,7 +6,7 @@ Products of float32 numbers are exact in float64; their sum is rounded to float3
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.core.kernels import Array, kernel
+from ray_backfill.core.kernels import Array, kernel, sum_of
 from ray_backfill.engine.systems import FloatArray
 
 # Rows that are read at a time in a pass over a whole gallery: 64 MB as float32 of 256 dimensions.
@@ -137,22 +137,3 @@ def _squared_difference(a: Array, row_a: int, b: Array, row_b: int, room: Array)
         w = np.float64(a[r, i]) - np.float64(b[s, i])
         rest += w * w
     return rest + sum_of(room)
-
-
-@kernel
-def sum_of(terms: Array) -> float:
-    """Sum with eight running sums, so that additions do not wait for each other."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
-    whole = len(terms) - len(terms) % 8
-    for i in range(0, whole, 8):
-        s0 += terms[i]
-        s1 += terms[i + 1]
-        s2 += terms[i + 2]
-        s3 += terms[i + 3]
-        s4 += terms[i + 4]
-        s5 += terms[i + 5]
-        s6 += terms[i + 6]
-        s7 += terms[i + 7]
-    for i in range(whole, len(terms)):
-        s0 += terms[i]
-    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))

@@ -62,7 +62,7 @@ class Side(NamedTuple):
 
 
 def empty_others(thresholds: Thresholds, points: int) -> Others:
-    """Room for ``find_others`` of a block, with one entry too many for each order, which ``find_others`` writes."""
+    """Room for ``find_others`` of a block. It writes one entry more for each order, which means nothing."""
     n_orders, n_positives = thresholds.segments.shape
     return np.empty((n_orders, points * n_positives + 1), np.int32)
 

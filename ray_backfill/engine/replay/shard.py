@@ -110,8 +110,8 @@ class GalleryShard:
                     for s, system in enumerate((pair.forward, pair.backward))
                 )
                 own = thresholds[index], self.points, begin, end
-                for (f, b), others in zip(_systems_counted(pair), found[index], strict=True):
-                    find_others(forward if f else None, backward if b else None, *own, others)
+                for (has_f, has_b), others in zip(_systems_counted(pair), found[index], strict=True):
+                    find_others(forward if has_f else None, backward if has_b else None, *own, others)
         return [each[0][:, :-1] if len(each) == 1 else np.stack(each)[:, :, :-1] for each in found]
 
     def _rows(self, system: int, pair: Pair) -> list[int]:
@@ -195,7 +195,7 @@ class GalleryShard:
 
 
 def _systems_counted(pair: Pair) -> list[tuple[bool, bool]]:
-    """Whether forward and backward items are counted, in each of a pair's results."""
+    """For each result of a pair, whether forward items and whether backward items are counted."""
     if pair.hides_backward:
         return [(True, False)]
     return [(True, False), (False, True)] if pair.merge.by_rank else [(True, True)]
