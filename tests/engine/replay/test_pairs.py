@@ -17,6 +17,7 @@ from tests.engine.replay.sharded import replay_sharded
 RRF = Merge("rrf", by_rank=True)
 prepare_module = importlib.import_module("ray_backfill.engine.replay.prepare")
 nearest_module = importlib.import_module("ray_backfill.engine.replay.nearest")
+shard_module = importlib.import_module("ray_backfill.engine.replay.shard")
 
 
 def random_systems(rng: np.random.Generator, n_gallery: int, tied: bool) -> list[rb.RetrievalSystem]:
@@ -61,7 +62,8 @@ def test_pairs_together_equal_pairs_alone(
     truth = random_truth(rng, 6, n_gallery, graded=True, weighted=True)
     served = random_served(rng, n_gallery, by_rank=metrics is METRICS)
     with patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
-        found = replay_pairs(systems, served, truth, points, metrics, distance)
+        with patch.object(shard_module, "_COUNTED_BYTES", 1), patch.object(shard_module, "_FEWEST_QUERIES", 4):
+            found = replay_pairs(systems, served, truth, points, metrics, distance)
         prepared = prepare_replay(truth, served, points, metrics)
         assert (prepared.nearest is None) == (metrics is METRICS)
         cuts = sorted({n_gallery // 3, n_gallery // 2} - {0})
