@@ -25,7 +25,7 @@ def random_systems(rng: np.random.Generator, n_gallery: int, tied: bool) -> list
         values = rng.integers(1, 3, (rows, columns)) if tied else rng.normal(size=(rows, columns))
         return values.astype(np.float32)
 
-    return [rb.RetrievalSystem(draw(6, d), draw(n_gallery, d)) for d in (3, 4, 5)]
+    return [rb.RetrievalSystem(draw(6, d), draw(n_gallery, d)) for d in (3, 4, 5, 6)]
 
 
 def random_merge(rng: np.random.Generator) -> Merge:
@@ -46,6 +46,7 @@ def random_served(rng: np.random.Generator, n_gallery: int, by_rank: bool) -> li
         *(Served(0, 1, common, merge=merge) for merge in merges),
         *(Served(2, 1, common | {"own": rng.permutation(n_gallery)}, merge=merge) for merge in merges),
         Served(1, 0, {"own": rng.permutation(n_gallery)}),
+        Served(3, 1, common),  # the only pair of this system, with a shared one
     ]
 
 
@@ -84,10 +85,10 @@ def test_a_shared_system_is_searched_once() -> None:
     truth = rb.GroundTruth.from_labels(rng.integers(0, 3, 6), rng.integers(0, 3, 200))
     served = random_served(rng, 200, by_rank=False)
     whole = prepare_replay(truth, served, 4, METRICS)
-    assert (len(whole.pairs), whole.passes) == (8, 3)
+    assert (len(whole.pairs), whole.passes) == (9, 4)
     assert len(whole.segments_ON) == 2 + 1 + 2 + 1, "two common orders, one switch at the end, the own ones"
     cut = prepare_replay(truth, served, 4, ("CMC@1",))
     assert cut.nearest == 1
     assert [(scan.searched, scan.is_forward) for scan in cut.scans] == (
-        [(0, False), (0, True), (1, False), (1, True), (2, False)]
+        [(0, False), (0, True), (1, False), (1, True), (2, False), (3, False)]
     )
