@@ -3,6 +3,7 @@
 import io
 import re
 
+import pandas as pd
 from rich.console import Console
 
 from ray_backfill.compare.report import print_table, read_results
@@ -14,7 +15,6 @@ from tests.test_structure import ROOT
 DEMO = ROOT / "docs" / "results" / "demo"
 DEMO_PAGE = (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
 METHODS_PAGE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-TEXT_PAGE = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
 ROWS = {"rm_naive": "RM naive", "ridge_gallery": "ridge, gallery", "fct": "FCT", "rm": "full RM"}
 
 
@@ -43,17 +43,19 @@ def test_the_four_rows_of_the_readme() -> None:
     assert f"Any finished upgrade could add this network: it then has {head:.1f}." in README
 
 
-def test_the_decision_about_text_is_that_of_its_page() -> None:
-    section = README[README.index("| during the backfill |") : README.index("Merging by distance makes")]
-    whole = rows_of(
-        TEXT_PAGE[TEXT_PAGE.index("| | nDCG@10 at the start") : TEXT_PAGE.index("Merging by distance recovers")]
-    )
-    wanted = ("--merges raw", "`rm_naive`:", "`ridge_gallery`", "`cascade@100`")
-    for cells, name in zip(rows_of(section), wanted, strict=True):
-        start, end, gain, fall = next(row[1:] for row in whole if name in row[0])
-        assert cells[1] == f"{start} → {end}"
-        assert abs(float(cells[2].strip("* %")) - float(gain.strip("* %"))) <= 0.5
-        assert cells[3] == fall
+def test_the_real_decision_is_that_of_the_atlas() -> None:
+    section = README[README.index("| during the backfill |") : README.index("Distances of the two models")]
+    table = pd.read_parquet(ROOT / "docs" / "results" / "atlas.parquet")
+    names = table[["collection", "old", "new", "fold", "order"]].agg("/".join, axis=1)
+    curves = table[names == "banking77/glove/minilm//random"].set_index(["method", "merge"]).to_dict("index")
+    wanted = [("offline", "raw"), ("rm_naive", "raw"), ("rm_naive", "best")]
+    wanted += [("ridge_gallery", "best"), ("fct", "best"), ("cascade@100", "raw")]
+    for cells, choice in zip(rows_of(section), wanted, strict=True):
+        row = curves[choice]
+        start, end, mean, lowest = (
+            f"{100 * float(value):.1f}" for value in (row["start"], row["end"], row["auc"], row["curve"].min())
+        )
+        assert [cell.strip("*") for cell in cells[1:]] == [f"{start} → {end}", mean, lowest]
 
 
 def test_the_sentences_on_the_demo() -> None:

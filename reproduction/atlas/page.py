@@ -43,6 +43,8 @@ _SHOWN = (
     ("fct", "best"),
     ("cascade@100", "raw"),
 )
+# The upgrade that the README shows.
+_EXAMPLE = ("banking77", "glove", "minilm")
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def write_page(path: Path, curves: pd.DataFrame, facts: PageFacts) -> None:
     observed = {(collection, frozenset((family_of(old), family_of(new)))) for collection, old, new in named}
     pairs = {pair for _, pair in observed}
     used = dict.fromkeys(each for _, old, new in named for each in (*old.split(">"), new))
-    _draw(whole, path.with_suffix(".png"))
+    _draw(whole, path)
     text = f"""# Atlas of upgrades
 
 {facts.findings}Each upgrade is a pair of models on a collection: {", ".join(upgrades["collection"].unique())}.
@@ -143,31 +145,41 @@ def _improving(whole: pd.DataFrame) -> pd.DataFrame:
     return whole[pd.MultiIndex.from_frame(whole[UPGRADE]).isin(pd.MultiIndex.from_frame(better))]
 
 
-def _draw(whole: pd.DataFrame, path: Path) -> None:
-    """A chart for each collection: mean curves over its upgrades, of those methods that all of them have."""
+def _draw(whole: pd.DataFrame, page: Path) -> None:
+    """Beside the page, a chart for each collection, of mean curves over its upgrades, and the chart of the README."""
     from ray_backfill.page.drawing import panels_figure
 
     charts = []
-    choices = (("offline", "raw"), *_SHOWN, ("new", "raw"))
     for collection, own in _improving(whole).groupby("collection", sort=False):
-        upgrades, curves = own[UPGRADE].drop_duplicates(), []
-        for number, (method, merge) in enumerate(choices):
-            found = own[(own["method"] == method) & (own["merge"] == merge)]
-            if len(found) != len(upgrades):
-                continue
-            values = 100 * np.mean(np.stack(found["curve"].to_list()), axis=0)
-            title = f"{_title(method)}{', best merge' * (merge == 'best')}"
-            style = REFERENCE_STYLES.get(method, numbered_style(number))
-            t = np.linspace(0, 100, len(values))
-            area = f"{100 * found['auc'].mean():.1f}"
-            curves.append(DrawnCurve(f"{method}-{merge}", title, area, style, t, values, is_step=method == "offline"))
-        top = max(float(curve.y.max()) for curve in curves)
-        metric, count = own["metric"].iloc[0], len(upgrades)
-        curves.sort(key=lambda curve: -float(curve.number))
-        title = f"{collection}: {metric}, {f'mean of {count} upgrades' if count > 1 else 'one upgrade'}"
-        charts.append(Chart(title, f"{metric} (%)", "AUC", tuple(curves), y_range=(0.0, 1.05 * top)))
+        count = len(own[UPGRADE].drop_duplicates())
+        charts.append(
+            _chart(own, f"{collection}: METRIC, {f'mean of {count} upgrades' if count > 1 else 'one upgrade'}")
+        )
     if charts:
-        panels_figure(charts).savefig(path, dpi=110)
+        panels_figure(charts).savefig(page.with_suffix(".png"), dpi=110)
+    example = whole[pd.MultiIndex.from_frame(whole[UPGRADE]) == _EXAMPLE]
+    if len(example):
+        chart = _chart(example, "METRIC during the backfill, from GloVe to MiniLM")
+        panels_figure([chart]).savefig(page.with_name(f"{page.stem}-example.png"), dpi=110)
+
+
+def _chart(own: pd.DataFrame, title: str) -> Chart:
+    """Mean curves over the upgrades, of those methods that all of them have. title: METRIC stands for the metric."""
+    upgrades, curves = own[UPGRADE].drop_duplicates(), []
+    for number, (method, merge) in enumerate((("offline", "raw"), *_SHOWN, ("new", "raw"))):
+        found = own[(own["method"] == method) & (own["merge"] == merge)]
+        if len(found) != len(upgrades):
+            continue
+        values = 100 * np.mean(np.stack(found["curve"].to_list()), axis=0)
+        name = f"{_title(method)}{', best merge' * (merge == 'best')}"
+        style = REFERENCE_STYLES.get(method, numbered_style(number))
+        t = np.linspace(0, 100, len(values))
+        area = f"{100 * found['auc'].mean():.1f}"
+        curves.append(DrawnCurve(f"{method}-{merge}", name, area, style, t, values, is_step=method == "offline"))
+    top = max(float(curve.y.max()) for curve in curves)
+    metric = own["metric"].iloc[0]
+    curves.sort(key=lambda curve: -float(curve.number))
+    return Chart(title.replace("METRIC", metric), f"{metric} (%)", "AUC", tuple(curves), y_range=(0.0, 1.05 * top))
 
 
 def _title(method: str) -> str:
