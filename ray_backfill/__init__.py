@@ -38,8 +38,10 @@ __all__ = [
     "read_results",
     "replay",
     "replay_moment",
+    "replay_streamed",
     "sample",
     "simulate",
+    "stream_vectors",
     "write_folder",
 ]
 
@@ -49,10 +51,12 @@ _NAMES_IN = {
     "compare.report": ("Results", "read_results"),
     "core.errors": ("InputError",),
     "data.folder": ("EmbeddingFolder", "read_folder"),
+    "data.vectors": ("stream_vectors",),
     "data.write": ("write_folder",),
     "engine.merges": ("RAW", "Merge", "MergeKind", "ScoreMap", "fit_merge"),
     "engine.orders": ("GalleryColumns", "Order", "make_order"),
     "engine.replay": ("Curve", "replay", "replay_moment"),
+    "engine.streamed": ("replay_streamed",),
     "engine.systems": ("GroundTruth", "RetrievalSystem", "UpgradePair"),
     "forecast.report": ("ForecastResults",),
     "page": ("Differences",),
@@ -64,10 +68,12 @@ if TYPE_CHECKING:  # for type checkers, editors and the API pages, which do not 
     from ray_backfill.compare.report import Results, read_results
     from ray_backfill.core.errors import InputError
     from ray_backfill.data.folder import EmbeddingFolder, read_folder
+    from ray_backfill.data.vectors import stream_vectors
     from ray_backfill.data.write import write_folder
     from ray_backfill.engine.merges import RAW, Merge, MergeKind, ScoreMap, fit_merge
     from ray_backfill.engine.orders import GalleryColumns, Order, make_order
     from ray_backfill.engine.replay import Curve, replay, replay_moment
+    from ray_backfill.engine.streamed import replay_streamed
     from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair
     from ray_backfill.forecast.report import ForecastResults
     from ray_backfill.page import Differences

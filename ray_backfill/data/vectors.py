@@ -21,10 +21,11 @@ from ray_backfill.core import memory
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
 from ray_backfill.core.schema import open_checked, reading
-from ray_backfill.data.columns import in_words, is_list, is_text, plain_type, some
+from ray_backfill.data.columns import in_words, is_list, is_text, part_files, plain_type, some
 from ray_backfill.engine.systems import FloatArray, IntArray
 
 _BATCH_ROWS = 65_536
+_PART_BYTES = 128 << 20
 
 FINE, MISSING, LENGTH, NOT_FINITE, ZERO = range(5)
 # What is wrong with a row, in words.
@@ -172,6 +173,38 @@ def read_rows(files: Sequence[Path], first: int, last: int, names: Sequence[str]
                 room.add(vectors)
             bar.advance(len(batch))
     return {name: room.vectors() for name, room in read.items()}
+
+
+def stream_vectors(path: str | Path, *names: str, rows: int | None = None) -> Iterator[list[FloatArray]]:
+    """Read vectors in parts, for ``replay_streamed``: of each column (n, d), float16 as it is, all else as float32.
+
+    Args:
+        path: Parquet file, or folder of Parquet files in the order of their names.
+        names: Columns of vectors, such as "old" and "new".
+        rows: Of a part; by default as many as have 128 MB of vectors.
+
+    Raises:
+        InputError: A column holds no vectors, or a row has none, or another length, or values that are not finite.
+    """
+    files = part_files(Path(path))
+    opened = [open_checked(file) for file in files]
+    dtypes = {name: float_type(name, opened, files) for name in names}
+    pieces: list[list[NDArray[Any]]] = []
+    size, last = 0, sum(parquet.metadata.num_rows for parquet in opened)
+    for file, row, batch in _batches_between(files, opened, 0, last, names):
+        piece = [strict_vectors(batch.column(name), file, name, row, dtype) for name, dtype in dtypes.items()]
+        for name, first, vectors in zip(names, pieces[0] if pieces else piece, piece, strict=True):
+            if vectors.shape[1] != first.shape[1]:
+                raise InputError(f"{file}, column {name!r}: {vectors.shape[1]} dimensions, but {first.shape[1]} before")
+        rows = rows or max(1, _PART_BYTES // sum(vectors[0].nbytes for vectors in piece))
+        pieces.append(piece)
+        size += len(batch)
+        while size >= rows:
+            whole = [np.concatenate(vectors) for vectors in zip(*pieces, strict=True)]
+            yield [vectors[:rows] for vectors in whole]
+            pieces, size = [[vectors[rows:] for vectors in whole]], size - rows
+    if size:
+        yield [np.concatenate(vectors) for vectors in zip(*pieces, strict=True)]
 
 
 class _Room:

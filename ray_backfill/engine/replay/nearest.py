@@ -85,14 +85,17 @@ class Candidates:
         b, n_orders = len(queries), len(segments_ON)
         with np.errstate(over="ignore"):  # an infinite margin keeps everything
             margins = (2.0001 * form.error(queries)).astype(np.float32)
+        if ceilings is None:
+            ceilings = np.full((b, n_orders, n_segments), _INFINITY)
+        limits = np.maximum.accumulate(ceilings[:, :, ::-1], axis=2)[:, :, ::-1].copy()
         return cls(
             keys=np.empty((b, room(int(needed.max()), n_segments, n_orders)), np.uint64),
             counts=np.zeros(b, np.int32),
             needed=needed,
-            limits=np.full((b, n_orders, n_segments), _INFINITY),
-            gates=np.full(b, _INFINITY),
+            limits=limits,
+            gates=limits.max((1, 2)),
             margins=margins,
-            ceilings=np.full((b, n_orders, n_segments), _INFINITY) if ceilings is None else ceilings,
+            ceilings=ceilings,
             segments_ON=segments_ON,
             form=form,
             queries=queries,
@@ -132,7 +135,7 @@ class Candidates:
         exact = self._exact_keys(np.full(len(own), q), own)
         by_key = np.argsort(exact)
         kept = np.zeros(len(own), np.bool_)
-        _mark_nearest(exact[by_key], self.segments_ON, self.needed[q], self.limits.shape[2], kept)
+        mark_nearest(exact[by_key], self.segments_ON, self.needed[q], self.limits.shape[2], kept)
         survivors = own[by_key[kept]]
         self.keys[q, : len(survivors)] = survivors
         self.counts[q] = len(survivors)
@@ -159,7 +162,7 @@ def ceilings_of_other(
     rows, keys: result of ``finish`` for the forward system; segments_ON: as counted there. form: the backward system.
     """
     farthest = np.full((len(needed), len(segments_ON), n_segments), np.inf, np.float32)
-    _find_farthest(rows, keys, needed, segments_ON, farthest)
+    find_farthest(rows, keys, needed, segments_ON, farthest)
     # At the point at which this system serves the segments up to r, the other one serves those up to S - 2 - r.
     ceilings = np.full(farthest.shape, _INFINITY)
     q, o, s = np.nonzero(np.isfinite(farthest[:, :, : n_segments - 1]))
@@ -169,7 +172,7 @@ def ceilings_of_other(
 
 
 @kernel
-def _find_farthest(rows: Array, keys: Array, needed: Array, segments_ON: Array, farthest: Array) -> None:
+def find_farthest(rows: Array, keys: Array, needed: Array, segments_ON: Array, farthest: Array) -> None:
     """Find the distance of the needed-th closest item of the segments up to each segment. rows: ascending."""
     saturating = np.empty(farthest.shape[2], np.int64)
     first = 0
@@ -317,7 +320,7 @@ def _drop(q: int, lists: _Lists) -> None:
 
 
 @kernel
-def _mark_nearest(keys: Array, segments_ON: Array, needed: int, n_segments: int, kept: Array) -> None:
+def mark_nearest(keys: Array, segments_ON: Array, needed: int, n_segments: int, kept: Array) -> None:
     """Mark the ascending exact keys that are among the first ``needed`` of the segments up to their own."""
     saturating = np.empty(n_segments, np.int64)
     for o in range(len(segments_ON)):

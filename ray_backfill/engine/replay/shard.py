@@ -118,14 +118,19 @@ class GalleryShard:
         """The rows of the system's counts that are of this pair's orders."""
         return [self.prepared.rows_of[system].index(row) for row in pair.rows]
 
-    def nearest(self, block: Block, k: int) -> list[Found]:
-        """Return for each scan all items of this shard that can be among the first k at any point, possibly more."""
+    def nearest(self, block: Block, k: int, known: Sequence[NDArray[np.float32]] | None = None) -> list[Found]:
+        """Return for each scan all items of this shard that can be among the first k at any point, possibly more.
+
+        known: for each scan, ``Candidates.ceilings`` that items of other shards set.
+        """
         needed, n_segments = k + np.diff(block.ignored_starts), self.points - 1
         found: dict[int, tuple[IntArray, KeyArray]] = {}
         scans = sorted(enumerate(self.prepared.scans), key=lambda each: not each[1].is_forward)
         for index, scan in scans:
             ceilings = None if scan.is_forward else self._ceilings(scan, found, needed, block)
             segments_ON = self.segments_of[scan.rows] if scan.is_forward else self.from_the_end[scan.rows]
+            if known is not None:
+                ceilings = known[index] if ceilings is None else np.minimum(ceilings, known[index])
             form = self.forms[scan.searched]
             candidates = Candidates.empty(form, block.queries, needed, segments_ON, n_segments, ceilings)
             finder = self._finder(scan.searched, block)
