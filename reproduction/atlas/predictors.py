@@ -19,7 +19,6 @@ PREDICTORS = {
     "items_per_dim": "items for maps, per old dimension",
     "cka": "linear CKA between the models",
     "overlap": "overlap of the bands of cosines",
-    "relative_gain": "(new - old) / new",
 }
 # Methods and merges whose gains are predicted.
 TARGETS = (("rm_naive", "raw"), ("rm_naive", "best"), ("ridge_gallery", "best"))
@@ -55,8 +54,10 @@ def linear_cka(x_Np: NDArray[np.float32], y_Nq: NDArray[np.float32]) -> float:
     return float(np.linalg.norm(x.T @ y) ** 2 / own)
 
 
-def predictability(curves: pd.DataFrame, method: str, merge: str) -> pd.DataFrame:
+def predictability(curves: pd.DataFrame, method: str, merge: str, in_points: bool = False) -> pd.DataFrame:
     """How far each predictor, and all together, foretell a method's gain on collections that they have not seen.
+
+    in_points: the gain in points of AUC; otherwise as a share of the upgrade's improvement.
 
     Index: title. Columns: rank (Spearman's correlation; NaN for all together), explained: 1 less the squared error of a
     linear prediction, relative to that of the mean gain of the other collections. Empty for fewer than ten upgrades.
@@ -77,21 +78,21 @@ def predictability(curves: pd.DataFrame, method: str, merge: str) -> pd.DataFram
     if len(own) < _FEWEST or own["collection"].nunique() < 2:
         return pd.DataFrame(columns=["rank", "explained"])
     step = own["new_auc"] - own["old_auc"]
-    gains, data = ((own["auc"] - own["old_auc"]) / step).to_numpy(), own.assign(relative_gain=step / own["new_auc"])
+    gains = ((own["auc"] - own["old_auc"]) / (1 if in_points else step)).to_numpy()
     folds = list(LeaveOneGroupOut().split(gains, groups=own["collection"]))
     means = np.empty(len(gains))
     for fitted, judged in folds:
         means[judged] = gains[fitted].mean()
 
     def explained(names: list[str]) -> float:
-        values = np.log(np.maximum(data[names].to_numpy(np.float64), _LEAST))
+        values = np.log(np.maximum(own[names].to_numpy(np.float64), _LEAST))
         # Several are nearly collinear: items for maps are about as many in all collections.
         model = LinearRegression() if len(names) == 1 else RidgeCV(np.logspace(-1, 3, 9))
         found = cross_val_predict(make_pipeline(StandardScaler(), model), values, gains, cv=folds)
         return float(1 - ((gains - found) ** 2).sum() / ((gains - means) ** 2).sum())
 
     rows = {
-        title: {"rank": float(spearmanr(data[name], gains).statistic), "explained": explained([name])}
+        title: {"rank": float(spearmanr(own[name], gains).statistic), "explained": explained([name])}
         for name, title in PREDICTORS.items()
     }
     rows["all together"] = {"rank": np.nan, "explained": explained(list(PREDICTORS))}

@@ -93,13 +93,16 @@ def _report(aucs: pd.Series, learned: frozenset[str]) -> Choice:
 RULES = (
     Rule("switch", "switch at the end", _always(*_SWITCH)),
     Rule("rank_merge", "rank merge", _always("rm_naive", "raw")),
-    Rule("rank_merge_best", "rank merge, best merge", _always("rm_naive", "best")),
+    Rule("rank_merge_best", "rank merge, chosen merge", _always("rm_naive", "best")),
     Rule("ridge", "ridge", _always("ridge_gallery", "raw")),
-    Rule("ridge_best", "ridge, best merge", _always("ridge_gallery", "best")),
-    Rule("fct_best", "FCT, best merge", _always("fct", "best")),
+    Rule("ridge_best", "ridge, chosen merge", _always("ridge_gallery", "best")),
+    Rule("fct_best", "FCT, chosen merge", _always("fct", "best")),
+    Rule("rm_best", "full RM, chosen merge", _always("rm", "best")),
     Rule("elsewhere", "what was best in the other upgrades", _best_elsewhere),
     Rule(
-        "forecast", f"the forecast from {100 * SHARE:.0f} %, at least {LEAST} items", lambda seen: _best(seen.forecast)
+        "forecast",
+        f"the forecast from {100 * SHARE:.0f} %, at least {LEAST} items, seeing all queries",
+        lambda seen: _best(seen.forecast),
     ),
     Rule("report", "the report's recommendation", lambda seen: _report(seen.half, seen.learned)),
     Rule("report_all", "the same, seeing all queries", lambda seen: _report(seen.every, seen.learned)),
@@ -172,7 +175,8 @@ def decided(curves: pd.DataFrame, found: pd.DataFrame, with_supervised: bool = F
     aucs = table.melt(ignore_index=False, value_name="auc").reset_index()
     aucs[HALF] = aucs[FOLD].map({fold: half for half, folds in HALVES.items() for fold in folds})
     judged = found.merge(aucs, on=[*UPGRADE, *CHOICE, HALF])
-    limit = t.ppf(1 - _LEVEL / (len(RULES) * (len(RULES) - 1)), len(FOLDS) - 1)
+    rules = found["rule"].nunique()
+    limit = t.ppf(1 - _LEVEL / (rules * (rules - 1)), len(FOLDS) - 1)
     upgrades = set()
     for names, own in judged.groupby(UPGRADE):
         values = own.pivot_table(index=FOLD, columns="rule", values="auc").dropna(axis=1)
@@ -194,14 +198,14 @@ def other_models(one: Names, other: Names) -> bool:
 
 
 def mean_regrets(found: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
-    """Mean regret of each rule, with a 95 % interval: collections and pairs of models are both drawn with replacement.
+    """Mean regret of each rule, with a 95 % interval: collections and pairs of families of models are drawn again.
 
-    Index: rule. Columns: regret, low, high, largest, upgrades.
+    Index: rule. Columns: regret, low, high, largest (of single halves), upgrades.
     """
     each = found.groupby(["rule", *UPGRADE])["regret"].mean().unstack("rule")
     rng = np.random.default_rng(seed)
     collections = each.index.get_level_values(0)
-    pairs = pd.MultiIndex.from_tuples([key[1:] for key in each.index])
+    pairs = pd.Index([" ".join(sorted(map(family_of, key[1:]))) for key in each.index])
     draws = []
     for _ in range(DRAWS):
         weights = np.ones(len(each))
@@ -213,7 +217,14 @@ def mean_regrets(found: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
         with np.errstate(invalid="ignore"):
             draws.append(np.nansum(weights[:, None] * each.to_numpy(), axis=0) / shares.sum(axis=0))
     low, high = np.nanpercentile(draws, [2.5, 97.5], axis=0)
+    largest = found.groupby("rule")["regret"].max()
     return pd.DataFrame(
-        {"regret": each.mean(), "low": low, "high": high, "largest": each.max(), "upgrades": each.count()},
+        {
+            "regret": each.mean(),
+            "low": low,
+            "high": high,
+            "largest": largest,
+            "upgrades": each.count(),
+        },
         index=each.columns,
     )
