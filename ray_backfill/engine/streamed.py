@@ -9,7 +9,7 @@ Shapes: Q queries, b queries of a block, n items of a part, C candidates of a sc
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm, check_distance
+from ray_backfill.engine.distances.exact import as_float32
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.orders import GalleryColumns, make_order
 from ray_backfill.engine.replay.block import Block
@@ -31,6 +32,8 @@ from ray_backfill.engine.replay.shard import Found, GalleryShard, LocalShards, m
 from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem, as_array
 
 _DISTANCE = np.uint64(0xFFFFFFFF00000000)
+# Candidates are sorted and narrowed once there are so many times as many: late parts add few.
+_GROWTH = 1.25
 
 
 @overload
@@ -148,7 +151,7 @@ def _shards(
         last = first + len(part[0])
         if last > truth.n_gallery:
             raise InputError(f"the ground truth has {truth.n_gallery:,} gallery items, but the parts have more")
-        systems = [RetrievalSystem(*both) for both in zip(queries, part, strict=True)]
+        systems = [RetrievalSystem(query, as_float32(vectors)) for query, vectors in zip(queries, part, strict=True)]
         yield GalleryShard(make_forms(systems, prepared, distance), first, prepared, report)
         first = last
     if first != truth.n_gallery:
@@ -164,9 +167,23 @@ def _ahead(shards: Iterator[GalleryShard]) -> Iterator[GalleryShard]:
             yield shard
 
 
-def _search(shards: Iterator[GalleryShard], blocks: Sequence[Block], threads: int) -> list[list[Found]]:
+@dataclass(frozen=True)
+class _Candidates:
+    """What one scan has found for a block so far. rows, keys: as ``Found``.
+
+    farthest: (b, O, S) distance of the last needed item of the segments up to each, among the first ``narrowed``
+    candidates, which are sorted; infinite if there are too few.
+    """
+
+    rows: IntArray
+    keys: KeyArray
+    farthest: NDArray[np.float32]
+    narrowed: int
+
+
+def _search(shards: Iterator[GalleryShard], blocks: Sequence[Block], threads: int) -> list[list[_Candidates]]:
     """The candidates of each block and scan."""
-    found: list[list[Found]] = [[] for _ in blocks]
+    found: list[list[_Candidates]] = [[] for _ in blocks]
     with ThreadPoolExecutor(threads) as pool:
         for shard in shards:
             tasks = [pool.submit(_with_shard, shard, *own) for own in zip(blocks, found, strict=True)]
@@ -178,26 +195,34 @@ def _search(shards: Iterator[GalleryShard], blocks: Sequence[Block], threads: in
     return found
 
 
-def _with_shard(shard: GalleryShard, block: Block, kept: Sequence[Found]) -> list[Found]:
-    """The candidates of one block and each scan among the items so far, the closest first. kept: those before."""
+def _with_shard(shard: GalleryShard, block: Block, before: Sequence[_Candidates]) -> list[_Candidates]:
+    """The candidates of one block and each scan among the items so far. before: those without this shard's."""
     prepared = shard.prepared
     assert prepared.nearest is not None
-    needed, n_segments = prepared.nearest + np.diff(block.ignored_starts), prepared.points - 1
-    scans = prepared.scans
-    known = [
-        _ceilings(shard.forms[scan.searched], block, *own, _segments_of(prepared, scan, own[1]), needed, n_segments)
-        for scan, own in zip(scans, kept, strict=False)
-    ]
-    found = []
+    needed, found = prepared.nearest + np.diff(block.ignored_starts), []
+    known = [_ceilings(shard.forms[s.searched], block, own) for s, own in zip(prepared.scans, before, strict=False)]
     for index, (rows, keys) in enumerate(shard.nearest(block, prepared.nearest, known or None)):
-        scan = scans[index]
-        if kept:
-            rows, keys = np.concatenate([kept[index][0], rows]), np.concatenate([kept[index][1], keys])
-        by_key = np.lexsort((keys, rows))
-        rows, keys, stays = rows[by_key], keys[by_key], np.zeros(len(rows), np.bool_)
-        _mark(rows, _by_index(keys), _segments_of(prepared, scan, keys), needed, n_segments, stays)
-        found.append((rows[stays], keys[stays]))
+        scan = prepared.scans[index]
+        if before:
+            own = before[index]
+            rows, keys = np.concatenate([own.rows, rows]), np.concatenate([own.keys, keys])
+            if len(rows) < _GROWTH * own.narrowed:
+                found.append(replace(own, rows=rows, keys=keys))
+                continue
+        found.append(_narrow(prepared, scan, rows, keys, needed))
     return found
+
+
+def _narrow(prepared: Prepared, scan: Scan, rows: IntArray, keys: KeyArray, needed: IntArray) -> _Candidates:
+    """Drop the candidates that others have pushed out."""
+    by_key, n_segments = np.lexsort((keys, rows)), prepared.points - 1
+    rows, keys, stays = rows[by_key], keys[by_key], np.zeros(len(rows), np.bool_)
+    segments_OC = _segments_of(prepared, scan, keys)
+    _mark(rows, _by_index(keys), segments_OC, needed, n_segments, stays)
+    rows, keys, segments_OC = rows[stays], keys[stays], np.ascontiguousarray(segments_OC[:, stays])
+    farthest = np.full((len(needed), len(segments_OC), n_segments), np.inf, np.float32)
+    find_farthest(rows, _by_index(keys), needed, segments_OC, farthest)
+    return _Candidates(rows, keys, farthest, len(rows))
 
 
 def _segments_of(prepared: Prepared, scan: Scan, keys: KeyArray) -> NDArray[np.uint16]:
@@ -211,16 +236,10 @@ def _by_index(keys: KeyArray) -> KeyArray:
     return (keys & _DISTANCE) | np.arange(len(keys), dtype=np.uint64)
 
 
-def _ceilings(
-    form: ProductForm, block: Block, rows: IntArray, keys: KeyArray, segments_OC: NDArray[np.uint16], needed: IntArray,
-    n_segments: int,
-) -> NDArray[np.float32]:  # fmt: skip
+def _ceilings(form: ProductForm, block: Block, own: _Candidates) -> NDArray[np.float32]:
     """``Candidates.ceilings`` for further items of the same system."""
-    farthest = np.full((len(block), len(segments_OC), n_segments), np.inf, np.float32)
-    find_farthest(rows, _by_index(keys), needed, segments_OC, farthest)
-    ceilings = farthest.copy()
-    known = np.isfinite(farthest)
-    ceilings[known] = form.bounds(block.queries, np.nonzero(known)[0], farthest[known])[1]
+    ceilings, known = own.farthest.copy(), np.isfinite(own.farthest)
+    ceilings[known] = form.bounds(block.queries, np.nonzero(known)[0], own.farthest[known])[1]
     return ceilings
 
 
@@ -239,9 +258,9 @@ def _mark(rows: Array, keys: Array, segments_OC: Array, needed: Array, n_segment
 class _Kept(LocalShards):
     """What was found, as the answer of one shard."""
 
-    def __init__(self, blocks: Sequence[Block], found: Sequence[list[Found]]) -> None:
+    def __init__(self, blocks: Sequence[Block], found: Sequence[list[_Candidates]]) -> None:
         super().__init__([])
-        self.found = {int(block.queries[0]): each for block, each in zip(blocks, found, strict=True)}
+        self.found = {int(block.queries[0]): own for block, own in zip(blocks, found, strict=True)}
 
     def nearest(self, block: Block, k: int) -> list[list[Found]]:
-        return [self.found[int(block.queries[0])]]
+        return [[(own.rows, own.keys) for own in self.found[int(block.queries[0])]]]

@@ -74,8 +74,7 @@ def test_parts_from_parquet(tmp_path: Path) -> None:
         parts = list(rb.stream_vectors(tmp_path, "old", "new", rows=rows))
         assert [len(part[0]) for part in parts] == lengths
         for stored, vectors in zip((old, new), zip(*parts, strict=True), strict=True):
-            assert vectors[0].dtype == stored.dtype
-            np.testing.assert_array_equal(np.concatenate(vectors), stored)
+            np.testing.assert_array_equal(np.concatenate(vectors), stored, strict=True)
     pq.write_table(pa.table({"old": vector_column(old), "new": vector_column(old)}), tmp_path / "c.parquet")
     with pytest.raises(rb.InputError, match=r"c.parquet, column 'new': 3 dimensions, but 4 before"):
         list(rb.stream_vectors(tmp_path, "old", "new"))

@@ -341,7 +341,7 @@ class Products:
         if self.out.shape[1] != last - first:
             self.out = np.empty((len(self.left), last - first), np.float32)
         if self.form.uses_factors:
-            rows = np.ascontiguousarray(self.form.gallery[first:last], np.float32)
+            rows = as_float32(self.form.gallery[first:last])
             factor, offset = self.form.factors(first, last)
         else:
             # Stored vectors are too long or too short for float32: scale a copy.

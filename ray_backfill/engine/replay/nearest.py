@@ -218,6 +218,12 @@ def _find_passing(
     found = 0
     for q in range(len(products)):
         row, gate = products[q], gates[q]
+        # Of most rows no item passes, which is found out without storing anything.
+        within = np.int32(0)
+        for j in range(n):
+            within += np.int32(row[j] * factor[j] + offset[j] <= gate)
+        if within == 0:
+            continue
         for j in range(n):
             v[j] = row[j] * factor[j] + offset[j]
             passes[j] = v[j] <= gate
