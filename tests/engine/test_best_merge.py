@@ -7,7 +7,7 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.engine.merges import BEST, all_merges, best, fit_merge
-from ray_backfill.engine.merges.best import Half, precision_of
+from ray_backfill.engine.merges.best import Half, both_distances, precision_of
 
 SINGLE = ("raw", "quantile", "zscore", "isotonic", "csls")
 
@@ -57,7 +57,7 @@ def test_a_trial_measures_what_a_replay_measures(distance: str, merge: str) -> N
     fitted = fit_merge(merge, pair_of(LABEL, 0, 0.5), LABEL, distance)
     truth = rb.GroundTruth.from_labels(label, label, exclude_self=True)
     expected = rb.replay(pair, truth, np.argsort(place), 3, "mAP", distance, merge=fitted).auc("mAP")
-    found = precision_of(Half(pair, distance, is_right, place), fitted)
+    found = precision_of(Half(pair, distance, both_distances(pair, distance), is_right, place), fitted)
     assert found == pytest.approx(expected, abs=1e-5 if merge == "raw" else 1e-4)
 
 

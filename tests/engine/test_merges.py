@@ -159,6 +159,13 @@ def test_calibrated_merges_equal_scikit_learn(distance: str) -> None:
         np.testing.assert_allclose(1 / (1 + np.exp(curve(some))), chances, atol=1e-5)
 
 
+@pytest.mark.parametrize("number", [1, 2, 17, 40_000])
+def test_quantiles_are_those_of_numpy(number: int) -> None:
+    values = np.random.default_rng(number).normal(size=number).astype(np.float32).astype(np.float64)
+    q = fitting.quantiles(number)
+    np.testing.assert_array_equal(fitting.quantiles_of(values, q), np.quantile(values, q))
+
+
 def test_an_uninformative_logistic_merge_leaves_raw_distances() -> None:
     """Matches are farther than other pairs in the backward system: only the forward score depends on the distance."""
     pair, label = labelled_pair()

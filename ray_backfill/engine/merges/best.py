@@ -8,6 +8,8 @@ Shapes: H items of a half, B of them as queries.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -35,13 +37,42 @@ _FEWEST = 20
 _BEHIND = 1e30
 
 
-class Half(NamedTuple):
-    """Items to judge merges on. is_right: (B, H). place: (H,) of each item in the backfill order."""
+@dataclass(frozen=True)
+class Half:
+    """Items to judge merges on.
+
+    distances: (B, H) of the backward and the forward system. is_right: (B, H). place: (H,) of each item in the backfill
+    order.
+    """
 
     pair: UpgradePair
     distance: str
+    distances: tuple[NDArray[np.float32], NDArray[np.float32]]
     is_right: NDArray[np.bool_]
     place: IntArray
+
+    @cached_property
+    def ranked(self) -> "list[_Ranked]":
+        """At each moment, by raw distances: most merges map these."""
+        return _rank(self.distances, self.place)
+
+
+class _Ranked(NamedTuple):
+    """Items at a moment: (H,) whether each is backfilled; (B, H) distances, and their order."""
+
+    done: NDArray[np.bool_]
+    distances: NDArray[np.float32]
+    order: IntArray
+
+
+def _rank(distances: tuple[NDArray[np.float32], NDArray[np.float32]], place: IntArray) -> list[_Ranked]:
+    ranked = []
+    for moment in _MOMENTS:
+        done = place < moment * len(place)
+        served = np.where(done, distances[1], distances[0])
+        np.fill_diagonal(served, _BEHIND)  # a query is not its own answer
+        ranked.append(_Ranked(done, served, np.argsort(served, axis=1, kind="stable")))
+    return ranked
 
 
 def choose(
@@ -87,10 +118,11 @@ def _trial(
         for half, most in ((judged, _ITEMS), (fitted_on, _FITTED))
     )
     pair = _some(train, rows)
-    is_right = _right_answers(pair, None if label is None else label[rows], distance)
+    distances = both_distances(pair, distance)
+    is_right = _right_answers(distances[1], None if label is None else label[rows])
     if np.count_nonzero(is_right.any(axis=1)) < _FEWEST:
         return {}
-    half = Half(pair, distance, is_right, rng.permutation(len(rows)))
+    half = Half(pair, distance, distances, is_right, rng.permutation(len(rows)))
     some, of_label = _some(train, fitted_on), None if label is None else label[fitted_on]
     scores = {}
     for name, fit in candidates.items():
@@ -107,32 +139,29 @@ def _some(pair: UpgradePair, rows: IntArray) -> UpgradePair:
     return UpgradePair(both[0], both[0] if pair.forward is pair.backward else both[1], pair.switch)
 
 
-def _right_answers(pair: UpgradePair, label: IntArray | None, distance: str) -> NDArray[np.bool_]:
+def _right_answers(forward: NDArray[np.float32], label: IntArray | None) -> NDArray[np.bool_]:
     """(B, H) whether an item is a right answer: of the query's class, or else what the forward system finds first."""
-    others = ~np.eye(min(pair.n_gallery, _QUERIES), pair.n_gallery, dtype=np.bool_)
+    others = ~np.eye(*forward.shape, dtype=np.bool_)
     if label is not None:
         of_class: NDArray[np.bool_] = (label[:_QUERIES, None] == label) & others
         if np.count_nonzero(of_class.any(axis=1)) >= _FEWEST:
             return of_class
-    if pair.n_gallery <= _NEAREST + 1:
+    if forward.shape[1] <= _NEAREST + 1:
         return np.zeros_like(others)
-    by_forward = np.where(others, _distances(pair.forward, distance), np.inf)
+    by_forward = np.where(others, forward, np.inf)
     return by_forward <= np.partition(by_forward, _NEAREST - 1, axis=1)[:, [_NEAREST - 1]]
 
 
 def precision_of(half: Half, merge: Merge) -> float:
     """Mean over queries and moments of the average precision. Items of equal score are ranked by their distance."""
     pair, distance = merge.prepare(half.pair, half.distance)
-    backward, forward = (_distances(system, distance) for system in (pair.backward, pair.forward))
+    ranked = half.ranked if pair is half.pair else _rank(both_distances(pair, distance), half.place)
     total = 0.0
-    for moment, weight in _MOMENTS.items():
-        done = half.place < moment * pair.n_gallery
-        distances = np.where(done, forward, backward)
-        np.fill_diagonal(distances, _BEHIND)  # a query is not its own answer
-        scores = merge.scores(distances.ravel(), np.broadcast_to(done, distances.shape).ravel())
-        order = np.argsort(distances, axis=1, kind="stable")
-        by_distance = np.take_along_axis(scores.reshape(distances.shape), order, axis=1)
-        order = np.take_along_axis(order, np.argsort(by_distance, axis=1, kind="stable"), axis=1)
+    for (done, distances, order), weight in zip(ranked, _MOMENTS.values(), strict=True):
+        if merge.is_mapped:
+            scores = merge.scores(distances.ravel(), np.broadcast_to(done, distances.shape).ravel())
+            by_distance = np.take_along_axis(scores.reshape(distances.shape), order, axis=1)
+            order = np.take_along_axis(order, np.argsort(by_distance, axis=1, kind="stable"), axis=1)
         total += weight * _average_precision(np.take_along_axis(half.is_right, order, axis=1))
     return total
 
@@ -144,7 +173,13 @@ def _average_precision(ranked_BH: NDArray[np.bool_]) -> float:
     return float(((precision * ranked).sum(axis=1) / ranked.sum(axis=1)).mean())
 
 
-def _distances(system: RetrievalSystem, distance: str) -> NDArray[np.float32]:
+def both_distances(pair: UpgradePair, distance: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """(B, H) distances of the backward and the forward system."""
+    backward = _distances_of(pair.backward, distance)
+    return backward, backward if pair.forward is pair.backward else _distances_of(pair.forward, distance)
+
+
+def _distances_of(system: RetrievalSystem, distance: str) -> NDArray[np.float32]:
     """(B, H) distances; rounding does not matter here, so by one product."""
     query, gallery = system.query[:_QUERIES], system.gallery
     if distance == "cosine":

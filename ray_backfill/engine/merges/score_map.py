@@ -187,9 +187,9 @@ def fit_quantile(train: UpgradePair, label: IntArray | None, distance: str, seed
     """
     sample = _sample(train, distance, seed)
     q = quantiles(len(sample.backward))
-    x, of_x = np.unique(np.quantile(sample.backward, q), return_inverse=True)
+    x, of_x = np.unique(quantiles_of(sample.backward, q), return_inverse=True)
     # A backward distance that many pairs share maps to the mean of their forward distances.
-    y = np.bincount(of_x, np.quantile(sample.forward, q)) / np.bincount(of_x)
+    y = np.bincount(of_x, quantiles_of(sample.forward, q)) / np.bincount(of_x)
     return ScoreMap(x, np.maximum.accumulate(y)), identity()
 
 
@@ -208,12 +208,16 @@ def _sample(train: UpgradePair, distance: str, seed: int) -> _Sample:
     """Random pairs of train items."""
     n = train.n_gallery
     if n * (n - 1) <= MOST_PAIRS:
-        i, j = _all_pairs(np.arange(n))
-    else:
-        rng = np.random.default_rng(seed)
-        i, j = rng.integers(0, n, MOST_PAIRS), rng.integers(0, n - 1, MOST_PAIRS)
-        j += j >= i
-    return _Sample(*_distances(train, distance, i, j))
+        return _Sample(*_all_distances(train, distance, np.arange(n)))
+    rng = np.random.default_rng(seed)
+    i, j = rng.integers(0, n, MOST_PAIRS), rng.integers(0, n - 1, MOST_PAIRS)
+    j += j >= i
+    by_row = np.argsort(i, kind="stable")  # so that memory is read in order
+    backward, forward = (
+        ProductForm.of(system, distance).exact(i[by_row], j[by_row]).astype(np.float64)
+        for system in (train.backward, train.forward)
+    )
+    return _Sample(backward, forward)
 
 
 def fit_isotonic(train: UpgradePair, label: IntArray | None, distance: str, seed: int) -> Maps:
@@ -269,6 +273,14 @@ def quantiles(n_pairs: int) -> NDArray[np.float64]:
     return np.unique(np.concatenate([[0.0], dense, np.linspace(0, 1, _EVEN_QUANTILES + 1)]))
 
 
+def quantiles_of(values: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``np.quantile`` of many quantiles, with the same bits: after sorting, which takes a tenth of its time."""
+    ascending, at = np.sort(values), q * (len(values) - 1)
+    before = np.floor(at).astype(np.int64)
+    low, high, share = ascending[before], ascending[np.minimum(before + 1, len(values) - 1)], at - before
+    return np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))
+
+
 def _labelled_sample(train: UpgradePair, label: IntArray, distance: str, seed: int) -> _Sample:
     """Sample all pairs of items of some randomly drawn classes, so that there are matches.
 
@@ -278,8 +290,7 @@ def _labelled_sample(train: UpgradePair, label: IntArray, distance: str, seed: i
         InputError: No two items have the same class, or all items have the same class.
     """
     rows = _draw_classes(label, seed)
-    i, j = _all_pairs(rows)
-    is_match = label[i] == label[j]
+    is_match = _all_pairs(label[rows, None] == label[rows])
     if not is_match.any():
         raise InputError(
             "no two train items have the same label, so there is no match to learn from; use the merge 'quantile'"
@@ -288,7 +299,7 @@ def _labelled_sample(train: UpgradePair, label: IntArray, distance: str, seed: i
         raise InputError(
             "all train items have the same label, so there are only matches to learn from; use the merge 'quantile'"
         )
-    return _Sample(*_distances(train, distance, i, j), is_match)
+    return _Sample(*_all_distances(train, distance, rows), is_match)
 
 
 def _draw_classes(label: IntArray, seed: int) -> IntArray:
@@ -304,19 +315,17 @@ def _draw_classes(label: IntArray, seed: int) -> IntArray:
     return np.sort(rows[within < _MOST_OF_A_CLASS][: int(np.sqrt(MOST_PAIRS))])
 
 
-def _all_pairs(rows: IntArray) -> tuple[IntArray, IntArray]:
-    """Return all pairs in both directions, because the two sides of a system may come from different models."""
-    i, j = (axis.ravel() for axis in np.meshgrid(rows, rows, indexing="ij"))
-    return i[i != j], j[i != j]
-
-
-def _distances(
-    train: UpgradePair, distance: str, i: IntArray, j: IntArray
+def _all_distances(
+    train: UpgradePair, distance: str, rows: IntArray
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the backward and forward distances of query rows i and gallery rows j, sorted by i."""
-    by_row = np.argsort(i, kind="stable")  # so that memory is read in order
+    """The backward and forward distances of all pairs of some rows."""
     backward, forward = (
-        ProductForm.of(system, distance).exact(i[by_row], j[by_row]).astype(np.float64)
+        _all_pairs(ProductForm.of(system, distance).exact_grid(rows, rows)).astype(np.float64)
         for system in (train.backward, train.forward)
     )
     return backward, forward
+
+
+def _all_pairs(grid_RR: NDArray[Any]) -> NDArray[Any]:
+    """Of all pairs in both directions, because the two sides of a system may come from different models."""
+    return grid_RR[~np.eye(len(grid_RR), dtype=np.bool_)]
