@@ -108,7 +108,7 @@ def main() -> None:
         bare = cold(gallery, partial(products, given.queries, given.items), given.runs)
         whole = cold(gallery, replay, given.runs)
         table.note("reading both columns, one thread", f"{read:.1f} s")
-        table.note(f"bare products of both systems, {usable_cpus()} threads", f"{bare:.1f} s")
+        table.note(f"bare products of both systems, threads: {usable_cpus()}", f"{bare:.1f} s")
         table.note("replay, mAP@100, 11 points", f"{whole:.1f} s")
         table.at_least("the slower of reading and products / replay", max(read, bare) / whole, 0.7)
         table.note(

@@ -6,7 +6,7 @@ Products of float32 numbers are exact in float64; their sum is rounded to float3
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.core.kernels import Array, kernel, sum_of
+from ray_backfill.core.kernels import Array, kernel, sum_of, widen
 from ray_backfill.engine.systems import FloatArray
 
 # Rows that are read at a time in a pass over a whole gallery: 64 MB as float32 of 256 dimensions.
@@ -24,24 +24,8 @@ def as_float32(vectors: FloatArray) -> NDArray[np.float32]:
     if vectors.dtype != np.float16:
         return np.ascontiguousarray(vectors, dtype=np.float32)
     out = np.empty(vectors.shape, np.float32)
-    _widen(np.ascontiguousarray(vectors).view(np.int16).ravel(), out.ravel())
+    widen(np.ascontiguousarray(vectors).view(np.int16).ravel(), out.ravel())
     return out
-
-
-@kernel
-def _widen(halves: Array, out: Array) -> None:
-    """float16 as float32, exactly; numpy takes eight times as long. halves: their bits, int16."""
-    for i in range(len(halves)):
-        bits = np.int32(halves[i])
-        is_finite = (bits & 0x7C00) != 0x7C00
-        number = np.int32((bits & 0x7FFF) << 13)
-        # The exponent's offset is 127 in place of 15. A small number becomes subnormal, and its product is exact.
-        size = (
-            number.view(np.float32) * np.float32(2.0**112)
-            if is_finite
-            else np.int32(number | 0x7F800000).view(np.float32)
-        )
-        out[i] = -size if bits < 0 else size
 
 
 def lengths(vectors: FloatArray) -> NDArray[np.float64]:
