@@ -29,7 +29,7 @@ from ray_backfill.engine.replay.keys import KeyArray, positions_of
 from ray_backfill.engine.replay.nearest import find_farthest, mark_nearest
 from ray_backfill.engine.replay.prepare import Prepared, Scan, Served, as_merge, prepare_replay, split_queries
 from ray_backfill.engine.replay.shard import Found, GalleryShard, LocalShards, make_forms
-from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem, as_array
+from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem, as_array, as_vectors
 
 _DISTANCE = np.uint64(0xFFFFFFFF00000000)
 # Candidates are sorted and narrowed once there are so many times as many: late parts add few.
@@ -148,10 +148,13 @@ def _shards(
         if len(part) != len(queries) or len({len(vectors) for vectors in part}) != 1:
             lengths = ", ".join(f"{len(vectors):,}" for vectors in part)
             raise InputError(f"each part needs {len(queries)} arrays of the same items, got lengths {lengths}")
+        if not len(part[0]):
+            continue
         last = first + len(part[0])
         if last > truth.n_gallery:
             raise InputError(f"the ground truth has {truth.n_gallery:,} gallery items, but the parts have more")
-        systems = [RetrievalSystem(query, as_float32(vectors)) for query, vectors in zip(queries, part, strict=True)]
+        gallery_parts = [as_float32(as_vectors(vectors, "gallery embeddings")) for vectors in part]
+        systems = [RetrievalSystem(*both) for both in zip(queries, gallery_parts, strict=True)]
         yield GalleryShard(make_forms(systems, prepared, distance), first, prepared, report)
         first = last
     if first != truth.n_gallery:
