@@ -101,6 +101,16 @@ def test_farther_parts_have_no_candidates(monkeypatch: pytest.MonkeyPatch) -> No
     assert numbers[1] == [0, 0]
 
 
+def test_a_later_item_that_is_hardly_nearer_is_found() -> None:
+    """Nearer by less than the error of a float32 product: exact distances decide."""
+    angles = np.array([1.0, 1.0 - 2e-7])
+    items, query = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32), np.array([[1.0, 0.0]])
+    parts = [(items[:1], items[:1]), (items[1:], items[1:])]
+    truth = rb.GroundTruth.from_positives([[1]], n_gallery=2)
+    curve = replay_streamed((query, query), parts, truth, points=2, metrics="CMC@1")
+    np.testing.assert_array_equal(curve.values("CMC@1"), 1)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
