@@ -181,13 +181,20 @@ def stream_vectors(path: str | Path, *names: str, rows: int | None = None) -> It
     Args:
         path: Parquet file, or folder of Parquet files in the order of their names.
         names: Columns of vectors, such as "old" and "new".
-        rows: Of a part; by default as many as have 128 MB of vectors.
+        rows: Of a part, at least 1; by default as many as have 128 MB of vectors.
 
     Raises:
-        InputError: A column holds no vectors, or a row has none, or another length, or values that are not finite.
+        InputError: A column is missing or holds no vectors, or a row has none, or another length, or values that are
+            not finite.
     """
+    if not names or (rows is not None and rows < 1):
+        raise InputError(f"name a column of vectors at least, and rows of at least 1; got {names} and {rows} rows")
     files = part_files(Path(path))
     opened = [open_checked(file) for file in files]
+    for file, parquet in zip(files, opened, strict=True):
+        known = parquet.schema_arrow.names
+        if missing := [name for name in names if name not in known]:
+            raise InputError(f"{file} has no column {missing[0]!r}; its columns are {', '.join(known)}")
     dtypes = {name: float_type(name, opened, files) for name in names}
     pieces: list[list[NDArray[Any]]] = []
     size, last = 0, sum(parquet.metadata.num_rows for parquet in opened)

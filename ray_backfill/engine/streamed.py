@@ -67,8 +67,8 @@ def replay_streamed(
 
     Source: rank merge, eq. 5.
 
-    Cost: two float32 products of Q x N x d. Memory: two to three parts; for each item of the gallery, 2 bytes for each
-    order, and 10 more while orders are prepared; about 10 kB for each query and system.
+    Cost: two float32 products of Q x N x d. Memory: two parts as float32, and one as it is read; for each item of the
+    gallery, 2 bytes for each order, and 24 while a random order is drawn; for each query and system, the candidates.
 
     Args:
         queries: (Q, d) embeddings of the queries that the old gallery answers, and of those that the new one answers.
@@ -119,6 +119,8 @@ def replay_pairs_streamed(
             "a gallery in parts is measured by its first results: name metrics that are cut, such as mAP@100 or CMC@1, "
             "and a merge of distances; replay measures all others"
         )
+    if threads is not None and threads < 1:
+        raise InputError(f"threads must be at least 1, got {threads}")
     prepared = replace(prepared, nearest=max(cuts))
     threads = threads or usable_cpus()
     blocks = [Block.of(truth, prepared.scored[rows]) for rows in split_queries(prepared, truth, threads)]

@@ -219,12 +219,6 @@ def mean_regrets(found: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     low, high = np.nanpercentile(draws, [2.5, 97.5], axis=0)
     largest = found.groupby("rule")["regret"].max()
     return pd.DataFrame(
-        {
-            "regret": each.mean(),
-            "low": low,
-            "high": high,
-            "largest": largest,
-            "upgrades": each.count(),
-        },
+        {"regret": each.mean(), "low": low, "high": high, "largest": largest, "upgrades": each.count()},
         index=each.columns,
     )

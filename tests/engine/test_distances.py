@@ -5,6 +5,7 @@ import pytest
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import DISTANCES, ProductForm, exact_distances
+from ray_backfill.engine.distances.exact import as_float32
 from ray_backfill.engine.systems import RetrievalSystem
 from tests import reference
 
@@ -173,3 +174,12 @@ def test_approximate_distances_of_very_long_vectors() -> None:
     )
     form = ProductForm.of(RetrievalSystem(query, gallery), "cosine")
     assert form.approximate(np.arange(3)) == pytest.approx(exact_distances(query, gallery, "cosine"), abs=1e-5)
+
+
+def test_every_half_precision_number_is_widened_exactly() -> None:
+    every = np.arange(1 << 16).astype(np.uint16).view(np.float16)
+    with np.errstate(invalid="ignore"):
+        expected = every.astype(np.float32)
+    np.testing.assert_array_equal(as_float32(every), expected)
+    np.testing.assert_array_equal(np.signbit(as_float32(every))[~np.isnan(every)], np.signbit(every)[~np.isnan(every)])
+    np.testing.assert_array_equal(as_float32(every.reshape(256, 256)[::2, ::3]), expected.reshape(256, 256)[::2, ::3])

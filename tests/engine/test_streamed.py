@@ -79,6 +79,11 @@ def test_parts_from_parquet(tmp_path: Path) -> None:
     pq.write_table(pa.table({"old": vector_column(old), "new": vector_column(old)}), tmp_path / "c.parquet")
     with pytest.raises(rb.InputError, match=r"c.parquet, column 'new': 3 dimensions, but 4 before"):
         list(rb.stream_vectors(tmp_path, "old", "new"))
+    with pytest.raises(rb.InputError, match="has no column 'v2'; its columns are old, new"):
+        list(rb.stream_vectors(tmp_path, "old", "v2"))
+    for names, number in ((("old",), 0), (("old",), -1), ((), None)):
+        with pytest.raises(rb.InputError, match="a column of vectors at least, and rows of at least 1"):
+            list(rb.stream_vectors(tmp_path, *names, rows=number))
 
 
 def test_farther_parts_have_no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +128,7 @@ def test_a_later_item_that_is_hardly_nearer_is_found() -> None:
         ({"gallery": [(np.ones((90, 3)),)]}, "2 arrays"),
         ({"queries": (np.ones((3, 3)), np.ones((4, 4)))}, "but 3 and 4 are given"),
         ({"truth": "filtered"}, "without a filter"),
+        ({"threads": 0}, "threads must be at least 1"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], said: str) -> None:

@@ -69,7 +69,9 @@ def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path, monkeypatc
     kept = [text for text in texts if text]
     np.testing.assert_array_equal(folder.gallery.old, _models.old(kept))
     np.testing.assert_array_equal(folder.gallery.new, _models.New()(kept, "document"))
-    found = compare(Upgrade("animals", "small", "large"), joined, tmp_path / "run", ("offline", "ridge_gallery"))
+    found = compare(
+        Upgrade("animals", "small", "large"), joined, tmp_path / "run", ("offline", "cascade@100", "ridge_gallery")
+    )
     random = found[found["order"] == "random"]
     raw = random[(random["merge"] == "raw") & (random["method"] == "ridge_gallery")].set_index("fold")
     folds = raw.loc[list("0123456789")]
@@ -88,6 +90,9 @@ def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path, monkeypatc
     own = curves[(curves["method"] == "ridge_gallery") & (curves["merge"] == "raw")].iloc[0]
     assert own["auc"] == pytest.approx(raw.loc["", "auc"])
     assert np.trapezoid(raw["curve"].to_dict()[""], dx=0.01) == pytest.approx(own["auc"])
+    cascade = random[(random["method"] == "cascade@100") & (random["fold"] == "")].set_index("merge").loc["raw"]
+    summed = curves[(curves["method"] == "cascade@100") & (curves["merge"] == "raw")].iloc[0]
+    assert cascade["auc"] == pytest.approx(summed["auc"], abs=1e-12)
     ordered = found[found["order"] != "random"]
     assert set(ordered["order"]) == set(ORDERS) - {"random"}
     assert {"rm_naive", "ridge_gallery"} <= set(ordered["method"])
