@@ -187,8 +187,10 @@ def stream_vectors(path: str | Path, *names: str, rows: int | None = None) -> It
         InputError: A column is missing or holds no vectors, or a row has none, or another length, or values that are
             not finite.
     """
-    if not names or (rows is not None and rows < 1):
-        raise InputError(f"name a column of vectors at least, and rows of at least 1; got {names} and {rows} rows")
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"name one or more columns of vectors, each once; got {', '.join(names) or 'none'}")
+    if rows is not None and rows < 1:
+        raise InputError(f"rows must be at least 1, got {rows}")
     files = part_files(Path(path))
     opened = [open_checked(file) for file in files]
     for file, parquet in zip(files, opened, strict=True):
