@@ -70,7 +70,7 @@ def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path, monkeypatc
     np.testing.assert_array_equal(folder.gallery.old, _models.old(kept))
     np.testing.assert_array_equal(folder.gallery.new, _models.New()(kept, "document"))
     found = compare(
-        Upgrade("animals", "small", "large"), joined, tmp_path / "run", ("offline", "cascade@100", "ridge_gallery")
+        Upgrade("animals", "small", "large"), joined, tmp_path / "run", ("offline", "cascade@5", "ridge_gallery")
     )
     random = found[found["order"] == "random"]
     raw = random[(random["merge"] == "raw") & (random["method"] == "ridge_gallery")].set_index("fold")
@@ -90,8 +90,8 @@ def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path, monkeypatc
     own = curves[(curves["method"] == "ridge_gallery") & (curves["merge"] == "raw")].iloc[0]
     assert own["auc"] == pytest.approx(raw.loc["", "auc"])
     assert np.trapezoid(raw["curve"].to_dict()[""], dx=0.01) == pytest.approx(own["auc"])
-    cascade = random[(random["method"] == "cascade@100") & (random["fold"] == "")].set_index("merge").loc["raw"]
-    summed = curves[(curves["method"] == "cascade@100") & (curves["merge"] == "raw")].iloc[0]
+    cascade = random[(random["method"] == "cascade@5") & (random["fold"] == "")].set_index("merge").loc["raw"]
+    summed = curves[(curves["method"] == "cascade@5") & (curves["merge"] == "raw")].iloc[0]
     assert cascade["auc"] == pytest.approx(summed["auc"], abs=1e-12)
     ordered = found[found["order"] != "random"]
     assert set(ordered["order"]) == set(ORDERS) - {"random"}
@@ -189,8 +189,8 @@ def _curves(aucs: dict[tuple[str, str, str], dict[str, dict[str, float]]], queri
 ONE, TWO, THREE = ("c", "x", "y"), ("d", "x", "y"), ("d", "x", "z")
 _HALVES = {
     ONE: {
-        "a": {"offline": 0.50, "rm_naive": 0.52, "ridge_gallery": 0.56, "cascade@100": 0.9, "rm": 0.9},
-        "b": {"offline": 0.51, "rm_naive": 0.58, "ridge_gallery": 0.55, "cascade@100": 0.9, "rm": 0.9},
+        "a": {"offline": 0.50, "rm_naive": 0.52, "ridge_gallery": 0.56, "cascade@5": 0.9, "rm": 0.9},
+        "b": {"offline": 0.51, "rm_naive": 0.58, "ridge_gallery": 0.55, "cascade@5": 0.9, "rm": 0.9},
     },
     TWO: {
         "a": {"offline": 0.30, "rm_naive": 0.40, "ridge_gallery": 0.35},
