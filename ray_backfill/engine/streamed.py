@@ -1,8 +1,7 @@
 """Replay of a gallery that is read once, in parts, and not kept: of it stay only items that can be among the first k.
 
 Each part is a shard of the gallery. Its answer for each block of queries is united with that of the parts before, and
-the distances of what is found so far limit what can still be among the first k. So a further part costs its products
-and little else.
+the distances of what is found so far limit what can still be among the first k: a further part costs its products.
 
 Shapes: Q queries, b queries of a block, n items of a part, C candidates of a scan and block, O orders, S segments.
 """
@@ -62,8 +61,7 @@ def replay_streamed(
 ) -> Curve | dict[str, Curve]:
     """Compute ``replay`` of a gallery that is larger than memory: the same curve, for metrics cut at k.
 
-    The gallery is read once, from Parquet by ``stream_vectors`` or from anywhere. A part is read while the one before
-    is compared.
+    The gallery is read once, from Parquet by ``stream_vectors`` or anywhere: a part while the last one is compared.
 
     Source: rank merge, eq. 5.
 
@@ -75,16 +73,18 @@ def replay_streamed(
         gallery: Parts of the gallery, in its order: (n, d) old and new embeddings of the same items.
         truth: Positives and ignored items of each query, by position in the whole gallery. It has no filter.
         order: See ``replay``; "random" is the only name.
-        points, distance, progress, threads: See ``replay``.
+        points: See ``replay``.
         metrics: Names such as "mAP@100", "CMC@1", "recall@10", "MRR@10" or "nDCG@10".
+        distance: See ``replay``.
+        progress: See ``replay``.
+        threads: See ``replay``.
         merge: See ``replay``; a merge of distances, not of ranks.
 
     Returns:
         The curve, or a dict of curves for a dict of orders.
 
     Raises:
-        InputError: A metric or the merge needs whole rankings, the parts have other items than the ground truth, or
-            anything that ``replay`` refuses.
+        InputError: A metric or merge of whole rankings, other items than the truth's, or what ``replay`` refuses.
     """
     given = dict(order) if isinstance(order, Mapping) else {"": order}
     orders = {name: _as_permutation(each, truth.n_gallery) for name, each in given.items()}
