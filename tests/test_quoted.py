@@ -9,6 +9,7 @@ from rich.console import Console
 from ray_backfill.compare.report import print_table, read_results
 from ray_backfill.compare.report.answers import answer
 from ray_backfill.compare.selection import RETENTION_WARNING
+from reproduction.atlas.facts import facts
 from tests.test_readme import README
 from tests.test_structure import ROOT
 
@@ -56,6 +57,31 @@ def test_the_real_decision_is_that_of_the_atlas() -> None:
             f"{100 * float(value):.1f}" for value in (row["start"], row["end"], row["auc"], row["curve"].min())
         )
         assert [cell.strip("*") for cell in cells[1:]] == [f"{start} → {end}", mean, lowest]
+
+
+def test_the_figures_of_the_findings() -> None:
+    """The first sentence and the bullet on the report, from the rows that ``reproduction.atlas.facts`` prints."""
+    findings = " ".join((ROOT / "docs" / "results" / "atlas-findings.md").read_text(encoding="utf-8").split())
+    lines = facts(pd.read_parquet(ROOT / "docs" / "results" / "atlas.parquet"))
+    pattern = r"(\w+): mean (\S+); of \d+ decided halves (\S+) % within 0.5, (\S+) % within 1.0; .* (\d+ of \d+) within"
+    rows = [found.groups() for line in lines if (found := re.match(pattern, line))]
+    assert len(rows) == 13, "no rule more"
+    rules = {
+        name: (float(mean), f"{float(close):.0f}", f"{float(near):.0f}", of) for name, mean, close, near, of in rows
+    }
+    mean, (close, near, of) = {name: f"{rule[0]:.1f}" for name, rule in rules.items()}, rules["report"][1:]
+    every, hindsight, convex = (rules[name] for name in ("report_all", "hindsight", "report_convex"))
+    for text in (
+        f"loses {mean['report']} points on average against the best",
+        f"FCT with the chosen merge {mean['fct_best']}, ridge {mean['ridge_best']} (raw distances {mean['ridge']}), "
+        f"rank merge {mean['rank_merge_best']} ({mean['rank_merge']}), switching at the end {mean['switch']}.",
+        f"within 0.5 points of the best in {close} % of the halves of decided upgrades, and within 1.0 in {near} %. "
+        f"With all queries it reaches {every[1]} and {every[2]} %, and choosing among all methods and merges with all "
+        f"queries {hindsight[1]} and {hindsight[2]} %",
+        f"{of} halves are within 0.5 points",
+        f"{convex[1]} % with all queries",
+    ):
+        assert text in findings
 
 
 def test_the_sentences_on_the_demo() -> None:

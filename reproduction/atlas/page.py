@@ -33,7 +33,7 @@ from reproduction.atlas.rules import (
 from reproduction.markdown import PageTable, table_lines
 
 # Choices that lose less, in points of AUC, are as good as the best: of a comparison, and of a forecast.
-CLOSE, NEAR, _NOTHING = 0.5, 1.0, 0.05
+CLOSE, NEAR, LEAST_REGRET = 0.5, 1.0, 0.05
 # Methods of the table of upgrades, and of the figure.
 _SHOWN = (
     ("rm_naive", "raw"),
@@ -102,7 +102,7 @@ The same where there are labels, and full RM may be chosen:
 ## What a method loses
 
 The regret of always the same method and merge, by collection. *Best*: number of upgrades in which it loses less than
-{_NOTHING} points. *Harms*: share of the upgrades in which it is worse than the old service throughout would be with
+{LEAST_REGRET} points. *Harms*: share of the upgrades in which it is worse than the old service throughout would be with
 the same merge, where the new model is better.
 
 {table_lines(_methods_table(curves))}
@@ -146,7 +146,7 @@ Cosines: the middle 98 % of random pairs of items, from the least to the largest
     write_whole(path, lambda to: to.write_text(text, encoding="utf-8"))
 
 
-def _improving(whole: pd.DataFrame) -> pd.DataFrame:
+def improving(whole: pd.DataFrame) -> pd.DataFrame:
     """The curves of upgrades whose new model is better."""
     better = whole.loc[(whole["merge"] == "raw") & (whole["new_auc"] > whole["old_auc"]), UPGRADE]
     return whole[pd.MultiIndex.from_frame(whole[UPGRADE]).isin(pd.MultiIndex.from_frame(better))]
@@ -157,7 +157,7 @@ def _draw(whole: pd.DataFrame, page: Path) -> None:
     from ray_backfill.page.drawing import panels_figure
 
     charts = []
-    for collection, own in _improving(whole).groupby("collection", sort=False):
+    for collection, own in improving(whole).groupby("collection", sort=False):
         count = len(own[UPGRADE].drop_duplicates())
         charts.append(
             _chart(own, f"{collection}: METRIC, {f'mean of {count} upgrades' if count > 1 else 'one upgrade'}")
@@ -242,15 +242,15 @@ def _methods_table(curves: pd.DataFrame) -> PageTable:
     without = auc_table(curves).xs(ALL, level=FOLD)
     best = without.to_numpy(np.float64)
     lost = 100 * table.rsub(pd.Series(np.nanmax(best, axis=1), index=without.index), axis=0)
-    improving = _improving(curves[(curves[FOLD] == ALL) & (curves["order"] == "random")])
-    harmed = (improving["auc"] < improving["old_auc"]).groupby([improving[name] for name in CHOICE]).mean().to_dict()
+    better = improving(curves[(curves[FOLD] == ALL) & (curves["order"] == "random")])
+    harmed = (better["auc"] < better["old_auc"]).groupby([better[name] for name in CHOICE]).mean().to_dict()
     of_collection = table.index.get_level_values("collection")
     shown = []
     for method, merge in cast("list[Choice]", list(table.columns)):
         if merge not in {"raw", "best"} or (table[method, merge].isna().any() and method not in SUPERVISED):
             continue
         own = lost[method, merge]
-        times_best = str(int((own < _NOTHING).sum()))
+        times_best = str(int((own < LEAST_REGRET).sum()))
         harms = f"{100 * harmed[method, merge]:.0f} %" if (method, merge) in harmed else "-"
         by_collection = own.groupby(of_collection, sort=False).mean()
         cells = (f"{value:.1f}".replace("nan", "-") for value in by_collection)

@@ -5,7 +5,7 @@ Its regret is the best AUC on the other half less the AUC of its choice there, i
 The best is known in hindsight only, and is high by chance, too: the rule that sees all queries tells how much.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -74,15 +74,15 @@ def _best_elsewhere(seen: Seen) -> Choice:
     return cast("Choice", known.mean().idxmin()) if known.size else ("", "")
 
 
-def _report(aucs: pd.Series, learned: frozenset[str]) -> Choice:
+def _report(aucs: pd.Series, learned: frozenset[str], more: tuple[Choice, ...] = ()) -> Choice:
     """What ``simulate`` compares by default, and recommends: no method that did not learn, and the chosen merge.
 
     If the best method that merges has CSLS and old with CSLS is no worse than any, the report advises to switch at the
-    end, with CSLS.
+    end, with CSLS. more: further choices, as if they were recommended.
     """
     own = {method.name for method in find_methods(METHODS) if method.is_recommended} & learned
     merges = {method: "raw" if method == "offline" else "best" for method in own}
-    shown = aucs[[merges.get(method) == merge for method, merge in aucs.index]]
+    shown = aucs[[merges.get(method) == merge or (method, merge) in more for method, merge in aucs.index]]
     method, _ = _best(shown.drop(_SWITCH, errors="ignore"))
     with_csls = aucs.get((_SWITCH[0], "csls"))
     if with_csls is not None and aucs.get((method, "csls")) == aucs.get((method, "best")) and with_csls >= shown.max():
@@ -110,6 +110,12 @@ RULES = (
     Rule("hindsight", "the same, seeing all queries", lambda seen: _best(seen.every)),
 )
 
+# Convex fusion needs both models for each query, also when the backfill is finished: no report recommends it.
+WITH_CONVEX = Rule(
+    "report_convex", "the same, if convex fusion were recommended",
+    lambda seen: _report(seen.every, seen.learned, (("convex", "raw"),)),
+)  # fmt: skip
+
 
 def auc_table(curves: pd.DataFrame, with_supervised: bool = False) -> pd.DataFrame:
     """Rows: (collection, old, new, fold), "" for all; columns: (method, merge); AUC, NaN for a method left out."""
@@ -132,7 +138,10 @@ def halves(curves: pd.DataFrame, with_supervised: bool = False) -> pd.DataFrame:
 
 
 def regrets(
-    curves: pd.DataFrame, may_teach: Callable[[Names, Names], bool], with_supervised: bool = False
+    curves: pd.DataFrame,
+    may_teach: Callable[[Names, Names], bool],
+    with_supervised: bool = False,
+    rules: Sequence[Rule] = RULES,
 ) -> pd.DataFrame:
     """One row for each upgrade, rule and half that is judged: method, merge, regret.
 
@@ -156,7 +165,7 @@ def regrets(
                 learned.get(upgrade, frozenset()),
             )
             loss = cast("pd.Series", lost.loc[(*upgrade, judged)]).dropna()
-            for rule in RULES:
+            for rule in rules:
                 choice = rule.choose(seen)
                 if choice in loss.index:
                     names = dict(zip((*UPGRADE, *CHOICE), (*upgrade, *choice), strict=True))
