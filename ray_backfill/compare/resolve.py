@@ -22,7 +22,7 @@ from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.data.leakage import leakage_notes
 from ray_backfill.data.query_groups import Slice, resolve_slices
 from ray_backfill.data.truth import Truth, check_vectors, find_truth, usual_answers
-from ray_backfill.engine.distances import Band, band_of, do_compare
+from ray_backfill.engine.bands import Band, band_of, do_compare
 from ray_backfill.engine.merges import BEST, RAW, Merge, MergeKind
 from ray_backfill.engine.systems import GroundTruth, IntArray, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method

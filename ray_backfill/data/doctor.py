@@ -18,7 +18,7 @@ from ray_backfill.core.progress import step
 from ray_backfill.core.schema import open_checked, reading
 from ray_backfill.data.columns import COLUMNS, MODELS, part_files, unknown
 from ray_backfill.data.vectors import FINE, MISSING, PROBLEMS, ZERO, decode, hash_rows, may_be_vectors
-from ray_backfill.engine.distances import Band, band_of, do_compare
+from ray_backfill.engine.bands import Band, band_of, do_compare
 
 # error: a run refuses the folder. warning: a run works, and its figures may mislead.
 Level = Literal["error", "warning", "note"]

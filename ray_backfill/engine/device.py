@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.distances.exact import as_float32
 from ray_backfill.engine.replay.bins import make_bins
 from ray_backfill.engine.replay.block import Block, Union
-from ray_backfill.engine.replay.counting import hist_starts, place_exactly
+from ray_backfill.engine.replay.counting import hist_starts
+from ray_backfill.engine.replay.keys import key_of
 from ray_backfill.engine.replay.nearest import Passing
 from ray_backfill.engine.systems import IntArray
 
@@ -142,9 +144,11 @@ class DeviceCounter:
         """Like ``Counter.add``."""
         with self.tiles.slots:
             rows, items, places = self._place(first, last)
-        place_exactly(
-            self.tiles.form, self.block, self.union, self.first, rows, first + items, places,
-            self.segments_ON, self.hist, self.starts,
+        items, union = first + items, self.union
+        distances = self.tiles.form.exact(self.block.queries[rows], items)
+        _place_keys(
+            rows, items, self.first, distances, places, union.keys, union.starts, self.segments_ON, self.hist,
+            self.starts,
         )  # fmt: skip
 
     def _place(self, first: int, last: int) -> tuple[IntArray, IntArray, IntArray]:
@@ -171,6 +175,22 @@ class DeviceCounter:
         self.hist += self.counted.cpu().numpy()
         del self.counted  # other systems need the device's memory
         return self.hist
+
+
+@kernel
+def _place_keys(
+    rows: Array, items: Array, first: int, distances: Array, places: Array, keys: Array, starts: Array,
+    segments_ON: Array, hist: Array, hist_starts: Array,
+) -> None:  # fmt: skip
+    """Count pairs by their exact keys. places: (m,) a lower bound of each place."""
+    for i in range(len(rows)):
+        q, place = rows[i], places[i]
+        own = keys[starts[q] : starts[q + 1]]
+        key = key_of(distances[i], first + items[i])
+        while place < len(own) and own[place] <= key:
+            place += 1
+        for o in range(len(segments_ON)):
+            hist[o, hist_starts[q] + segments_ON[o, items[i]] * (len(own) + 1) + place] += 1
 
 
 class DeviceFinder:

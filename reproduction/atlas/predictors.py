@@ -7,7 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill.data.folder import read_folder
-from ray_backfill.engine.distances.form import band_of
+from ray_backfill.engine.bands import band_of
 from reproduction.atlas.comparison import ALL
 from reproduction.atlas.embeddings import FOLD
 from reproduction.atlas.rules import UPGRADE

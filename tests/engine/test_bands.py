@@ -8,7 +8,7 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.compare.diagnose import diagnose
 from ray_backfill.compare.report.answers import answer
-from ray_backfill.engine.distances import Band, band_of, do_compare
+from ray_backfill.engine.bands import Band, band_of, do_compare
 
 
 def vectors(n: int, seed: int, offset: float = 0.0) -> np.ndarray:

@@ -6,6 +6,7 @@ import pytest
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import DISTANCES, ProductForm, exact_distances
 from ray_backfill.engine.distances.exact import as_float32
+from ray_backfill.engine.distances.form import Products
 from ray_backfill.engine.systems import RetrievalSystem
 from tests import reference
 
@@ -81,6 +82,27 @@ def test_bounds_never_contradict_the_exact_distance(name: str, distance: str) ->
             low, high = form.bounds(np.arange(n_queries), np.arange(n_queries), exact[:, j])
             assert not ((v < low[:, None]) & (exact >= exact[:, j, None])).any()
             assert not ((v > high[:, None]) & (exact <= exact[:, j, None])).any()
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("name", _systems())
+@pytest.mark.parametrize("parts", [0, 1, 2, 5, 40, 97])
+def test_products_in_parts_are_within_their_error(parts: int, name: str, distance: str) -> None:
+    """Of the infinitely precise v, and less apart from it where parts are many or numbers wide."""
+    system = _systems()[name]
+    form, queries = ProductForm.of(system, distance), np.arange(len(system.query))
+    products, factor, offset = Products(form, queries, parts).tile(3, 390)
+    v = (products * factor + offset).astype(np.float64)
+    query, gallery = system.query.astype(np.float64), system.gallery[3:390].astype(np.float64)
+    length_Q, length_N = np.linalg.norm(query, axis=1)[:, None], np.linalg.norm(gallery, axis=1)
+    true = -(query @ gallery.T) / length_Q * (1 / length_N if distance == "cosine" else form.scale)
+    if distance == "l2":
+        true = 2 * true * length_Q * form.scale + (length_N * form.scale) ** 2
+    error = form.error(queries, parts)
+    assert (np.abs(v - true) <= error[:, None]).all()
+    if name == "random" and distance == "cosine":  # of 96 columns: those of a part, and additions
+        terms = {0: 1, 1: 96, 2: 48 + 1, 5: 20 + 4, 40: 3 + 39, 97: 1 + 96}[parts]
+        assert error[0] * 2.0**24 == pytest.approx(terms + 10, rel=1e-3)
 
 
 @pytest.mark.parametrize("distance", DISTANCES)

@@ -24,6 +24,7 @@ DISTANCES = ("cosine", "l2", "inner_product")
 
 # Relative rounding error of one float32 operation.
 _U = 2.0**-24
+_WIDE_U = 2.0**-53
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 _SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 # Products of vectors up to this length, times 2, do not overflow float32; neither does a factor up to this.
@@ -230,19 +231,22 @@ class ProductForm:
             out[rows, columns] = self.exact(queries[rows], items[columns])
         return out
 
-    def error(self, queries: IntArray) -> NDArray[np.float64]:
+    def error(self, queries: IntArray, parts: int = 1) -> NDArray[np.float64]:
         """Return for each query a bound on |v - exact value of v| plus all rounding between exact distances and v.
 
-        It holds for v by ``tile``, and by ``factors`` if ``uses_factors``.
+        It holds for v by ``tile``, and by ``factors`` if ``uses_factors``. parts: as in ``Products``.
         """
-        return self._error_of_tiles(queries) + (self._underflow if self.uses_factors else 0)
+        return self._error_of_tiles(queries, parts) + (self._underflow if self.uses_factors else 0)
 
-    def _error_of_tiles(self, queries: IntArray) -> NDArray[np.float64]:
+    def _error_of_tiles(self, queries: IntArray, parts: int = 1) -> NDArray[np.float64]:
         """A product of D columns errs by at most D u |q| |g| in any order of summation, with or without fused
-        multiply-add. The constants cover the rounding of the operands, of the exact distance and of ``bounds``; the
-        terms with _SMALLEST cover distances close to the smallest float32 numbers.
+        multiply-add. A sum of products of D / parts columns errs by D / parts u |q| |g|, because the lengths of the
+        parts multiply to at most |q| |g| in all, and by u for each addition; a float64 product by its rounding to
+        float32. The constants cover the rounding of the operands, of the exact distance and of ``bounds``; the terms
+        with _SMALLEST cover distances close to the smallest float32 numbers.
         """
-        d = self.query.shape[1]
+        d = float(self.query.shape[1])
+        d = np.ceil(d / parts) + parts - 1 if parts else 1 + d * _WIDE_U / _U
         if self.distance == "l2":
             step = _SMALLEST * self.scale
             return np.full(len(queries), (3 * d + 50) * _U + 4 * step + step * step)
@@ -263,7 +267,7 @@ class ProductForm:
         return low, high
 
     def bounds_of(
-        self, queries: IntArray
+        self, queries: IntArray, parts: int = 1
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], bool]:
         """Return the arguments of ``bounds_of_distance`` for each query: factor, shift, error and is_squared."""
         factor, shift = np.ones(len(queries)), np.zeros(len(queries))
@@ -274,7 +278,7 @@ class ProductForm:
         else:
             factor *= self.scale
             shift -= (self.length_Q[queries] * self.scale) ** 2
-        return factor, shift, self.error(queries), self.distance == "l2"
+        return factor, shift, self.error(queries, parts), self.distance == "l2"
 
     def _divisor(self, queries: IntArray) -> NDArray[np.float64]:
         """Return |q|, or 1 for a zero vector."""
@@ -324,13 +328,22 @@ class Tile(NamedTuple):
     offset: NDArray[np.float32]
 
 
-class Products:
-    """Computes products of some queries with one tile at a time, in reused memory. queries: rows of ``form.query``."""
+# Items whose products are summed at a time.
+_PART_ITEMS = 512
 
-    def __init__(self, form: ProductForm, queries: IntArray) -> None:
-        self.form = form
+
+class Products:
+    """Computes products of some queries with one tile at a time, in reused memory.
+
+    queries: rows of ``form.query``. parts: a product is the sum of so many products of part of the columns, which errs
+    less; 0: it is one of float64 numbers.
+    """
+
+    def __init__(self, form: ProductForm, queries: IntArray, parts: int = 1) -> None:
+        self.form, self.parts = form, parts
         left = form.left(queries)
-        self.left = left[:, : form.query.shape[1]] if form.uses_factors else left
+        left = left[:, : form.query.shape[1]] if form.uses_factors else left
+        self.left = left if parts else left.astype(np.float64)
         self.out = np.empty((len(queries), 0), np.float32)
         self.last: tuple[int, int, Tile] | None = None
 
@@ -347,54 +360,21 @@ class Products:
             # Stored vectors are too long or too short for float32: scale a copy.
             rows = self.form.tile(first, last)
             factor, offset = np.ones(last - first, np.float32), np.zeros(last - first, np.float32)
-        tile = Tile(np.matmul(self.left, rows.T, out=self.out), factor, offset)
-        self.last = first, last, tile
-        return tile
+        if self.parts == 1:
+            np.matmul(self.left, rows.T, out=self.out)
+        else:
+            self._add_parts(rows)
+        self.last = first, last, Tile(self.out, factor, offset)
+        return self.last[2]
 
-
-_PAIRS = 20_000
-# The middle 98 % of the pairs: without copies of one item, and without outliers.
-_SHARES = (0.01, 0.99)
-# Below this share of the shorter band, distances do not compare. Ordinary pairs of models have 0.8 to 1, models with a
-# narrow band beside ordinary ones 0: docs/results/atlas.md.
-_LEAST_OVERLAP = 0.5
-
-
-class Band(NamedTuple):
-    """The middle 98 % of the similarities (cosine, inner_product) or distances (l2) of random pairs of items."""
-
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.low:.2f} to {self.high:.2f}"
-
-
-def band_of(vectors_Nd: FloatArray, distance: str = "cosine", others_Nd: FloatArray | None = None) -> Band:
-    """The band of 20,000 random pairs of different rows; (0, 0) of fewer than two. Zero vectors are left out.
-
-    others_Nd: the items' embeddings by another model, as queries have; by default the same ones.
-    """
-    n = len(vectors_Nd)
-    if n < 2:
-        return Band(0.0, 0.0)
-    rng = np.random.default_rng(0)
-    i, j = rng.integers(0, n, _PAIRS), rng.integers(0, n - 1, _PAIRS)
-    j += j >= i
-    rows, i = np.unique(i, return_inverse=True)  # each is read once
-    others, j = np.unique(j, return_inverse=True)
-    left, right = as_float32(vectors_Nd[rows]), as_float32((vectors_Nd if others_Nd is None else others_Nd)[others])
-    of_left, of_right = lengths(left), lengths(right)
-    both = of_left[i] * of_right[j]
-    known = np.isfinite(both) & ((both > 0) | (distance != "cosine"))
-    i, j, found = i[known], j[known], np.empty(np.count_nonzero(known), np.float32)
-    exact_pairs(left, right, i, j, i, j, of_left, of_right, DISTANCES.index(distance), found)
-    found = found if distance == "l2" else np.float32(distance == "cosine") - found
-    low, high = np.quantile(found, _SHARES) if len(found) else (0.0, 0.0)
-    return Band(float(low), float(high))
-
-
-def do_compare(one: Band, other: Band) -> bool:
-    """Whether the bands of two models overlap by at least half of the shorter one."""
-    shorter = min(one.high - one.low, other.high - other.low)
-    return min(one.high, other.high) - max(one.low, other.low) >= _LEAST_OVERLAP * shorter
+    def _add_parts(self, rows: NDArray[np.float32]) -> None:
+        """Sums of products of some columns, of so few items at a time that they stay in the cache."""
+        width = -(-self.left.shape[1] // max(self.parts, 1))
+        part = np.empty((len(self.left), min(_PART_ITEMS, len(rows))), self.left.dtype)
+        for first in range(0, len(rows), _PART_ITEMS):
+            own = rows[first : first + _PART_ITEMS].astype(self.left.dtype, copy=False)
+            out, product = self.out[:, first : first + len(own)], part[:, : len(own)]
+            for column in range(0, own.shape[1], width):
+                columns = slice(column, column + width)
+                np.matmul(self.left[:, columns], own[:, columns].T, out=product)
+                np.copyto(out, product, "same_kind") if column == 0 else np.add(out, product, out=out)

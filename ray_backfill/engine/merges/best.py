@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.engine.distances import band_of, do_compare, normalise
+from ray_backfill.engine.bands import band_of, do_compare
+from ray_backfill.engine.distances import normalise
 from ray_backfill.engine.merges.merge import RAW, Merge
 from ray_backfill.engine.systems import IntArray, RetrievalSystem, UpgradePair
 

@@ -47,15 +47,15 @@ def n_bins(n_thresholds: int) -> int:
     return 1 << int(np.clip(np.ceil(np.log2(RUN * n_thresholds)), _FEWEST_BITS, _MOST_BITS))
 
 
-def make_bins(form: ProductForm, block: Block, union: Union) -> Bins:
-    """Build the bins of one system. Cost: O(b K)."""
+def make_bins(form: ProductForm, block: Block, union: Union, parts: int = 1) -> Bins:
+    """Build the bins of one system. parts: of ``Products``. Cost: O(b K)."""
     starts = union.starts + np.arange(len(block) + 1)
     low, high = np.empty((2, starts[-1]), np.float32)
     origin, step = np.empty((2, len(block)), np.float32)
     size = n_bins(int(np.diff(union.starts).max()))
     closest = -np.inf if form.distance == "inner_product" else 0.0
     top = 3.0 if form.distance == "l2" else 1.0  # products are in [-1, top], up to their error
-    _find_bounds(union.keys, union.starts, *form.bounds_of(block.queries), closest, top, low, high)
+    _find_bounds(union.keys, union.starts, *form.bounds_of(block.queries, parts), closest, top, low, high)
     _find_scales(low, high, starts, size, origin, step)
     return Bins(low, high, starts, origin, step, size)
 

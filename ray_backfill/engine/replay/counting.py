@@ -23,8 +23,13 @@ from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings
 from ray_backfill.engine.replay.before import Counts
 from ray_backfill.engine.replay.bins import RUN, bin_of, fill_table, make_bins, mark_bit
 from ray_backfill.engine.replay.block import Block, Thresholds, Union
-from ray_backfill.engine.replay.keys import key_of
+from ray_backfill.engine.replay.keys import distances_of, key_of
 from ray_backfill.engine.systems import IntArray
+
+# Nanoseconds of one thread, to choose by: the product of one column, adding one part, and an exact key, of one column
+# and besides.
+_PRODUCT, _PART, _EXACT, _UNDECIDED = 0.035, 1.0, 0.85, 45.0
+_FEWEST_COLUMNS = 16
 
 
 class Counter:
@@ -39,9 +44,10 @@ class Counter:
         first: int,
     ) -> None:  # fmt: skip
         self.form, self.block, self.union, self.first = form, block, union, first
+        self._parts = _parts_of_products(form, block, union, first)
         self.segments_ON = np.pad(segments_ON, ((0, 0), (0, 8)))  # items are counted by eight
         self._products: Products | None = None
-        self.bins = make_bins(form, block, union)
+        self.bins = make_bins(form, block, union, self._parts)
         self._table = self.bins.empty_table()
         self.starts = hist_starts(union, n_segments)
         self.itemsize = 2 if len(form.length_N) < 1 << 16 else 4
@@ -61,7 +67,7 @@ class Counter:
     def add(self, first: int, last: int) -> None:
         """Count the items first .. last - 1; tiles are added in ascending order."""
         bins, block, form, rows, ends = self.bins, self.block, self.form, self.rows, self.ends
-        self._products = self._products or Products(form, block.queries)
+        self._products = self._products or Products(form, block.queries, self._parts)
         products, factor, offset = self._products.tile(first, last)
         place_tile(
             products[rows], factor, offset, bins.low, bins.high, bins.starts[ends], self._table, bins.origin[rows],
@@ -78,18 +84,31 @@ class Counter:
         return self.hist
 
 
-def place_exactly(
-    form: ProductForm, block: Block, union: Union, first: int, rows: IntArray, items: IntArray, places: IntArray,
-    segments_ON: NDArray[np.uint16], hist: Counts, starts: IntArray,
-) -> None:  # fmt: skip
-    """Count m pairs by their exact keys. places: (m,) a lower bound of each place."""
-    distances = form.exact(block.queries[rows], items)
-    _place_keys(rows, items, first, distances, places, union.keys, union.starts, segments_ON, hist, starts)
-
-
 def hist_starts(union: Union, n_segments: int) -> IntArray:
     """Return the (b + 1,) start of each query's (S, K + 1) counts."""
     return n_segments * (union.starts + np.arange(len(union.starts)))
+
+
+def _parts_of_products(form: ProductForm, block: Block, union: Union, first: int) -> int:
+    """Choose the ``parts`` of products that cost least with the exact keys of the pairs that they leave undecided.
+
+    The share of such pairs grows with the error, the number of thresholds and the dimensions; a sample tells.
+    """
+    n, d = form.gallery.shape
+    items, rows = (np.unique(np.linspace(0, size - 1, most).astype(int)) for size, most in ((n, 256), (len(block), 16)))
+    products, factor, offset = Products(form.of_items(items), block.queries[rows]).tile(0, len(items))
+    undecided = 0
+    for q, v in zip(rows, products * factor + offset, strict=True):
+        distances = distances_of(union.keys[union.starts[q] : union.starts[q + 1]])
+        low, high = form.bounds(block.queries[q : q + 1], np.zeros(len(distances), int), distances)
+        right = block.positives[block.positive_starts[q] : block.positive_starts[q + 1]]
+        v = v[~np.isin(items + first, right)]
+        undecided += int(np.count_nonzero(v >= np.append(low, np.inf)[np.searchsorted(high, v)]))
+    ways = np.array([1, 0, 2, *range(4, d // _FEWEST_COLUMNS, 4)])
+    products_cost = np.where(ways, (ways - 1) * _PART, d * _PRODUCT)
+    errors = np.array([form.error(block.queries[:1], parts)[0] for parts in ways.tolist()])
+    share = undecided / products.size * errors / errors[0]
+    return int(ways[np.argmin(products_cost + share * (_EXACT * d + _UNDECIDED))])
 
 
 @kernel
@@ -200,21 +219,6 @@ def place_tile(
             places[at] = final
         for o in range(len(segments_ON)):
             _count(groups, n_groups, places, segments_ON[o, first:], width, hist[o, hist_starts[q] - hist_starts[0] :])
-
-
-@kernel
-def _place_keys(
-    rows: Array, items: Array, first: int, distances: Array, places: Array, keys: Array, starts: Array,
-    segments_ON: Array, hist: Array, hist_starts: Array,
-) -> None:  # fmt: skip
-    for i in range(len(rows)):
-        q, place = rows[i], places[i]
-        own = keys[starts[q] : starts[q + 1]]
-        key = key_of(distances[i], first + items[i])
-        while place < len(own) and own[place] <= key:
-            place += 1
-        for o in range(len(segments_ON)):
-            hist[o, hist_starts[q] + segments_ON[o, items[i]] * (len(own) + 1) + place] += 1
 
 
 def counted_rankings(

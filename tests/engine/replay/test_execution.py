@@ -4,6 +4,7 @@ import importlib
 import signal
 import threading
 import time
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.engine.replay.cases import CUT_METRICS, METRICS, random_pair
 from tests.engine.replay.sharded import served_of
 
 prepare = importlib.import_module("ray_backfill.engine.replay.prepare")
+counting = importlib.import_module("ray_backfill.engine.replay.counting")
 engine = importlib.import_module("ray_backfill.engine.replay.engine")
 shard_module = importlib.import_module("ray_backfill.engine.replay.shard")
 
@@ -49,6 +51,46 @@ def test_blocks_and_tiles_do_not_change_the_result() -> None:
             np.testing.assert_array_equal(pieces.per_query[metric], whole.per_query[metric])
             np.testing.assert_array_equal(few.per_query[metric], whole.per_query[metric])
             np.testing.assert_array_equal(parts.per_query[metric], whole.per_query[metric])
+
+
+@pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
+def test_parts_of_products_change_no_result(distance: str) -> None:
+    """Distances are so close that one product leaves many pairs undecided: the engine then chooses parts by itself."""
+    rng = np.random.default_rng(12)
+    centre = rng.normal(size=(1, 200))
+    old, new = (
+        rb.RetrievalSystem(*((centre + 0.02 * rng.normal(size=(rows, 200))).astype(np.float32) for rows in (30, 700)))
+        for _ in range(2)
+    )
+    truth = rb.GroundTruth.from_labels(rng.integers(0, 2, 30), rng.integers(0, 3, 700))
+    found = {}
+    for parts in (None, 0, 1, 2, 7, 200):
+        given = {"side_effect": counting._parts_of_products} if parts is None else {"return_value": parts}
+        with patch.object(counting, "_parts_of_products", **given) as choose:
+            found[parts] = rb.replay(rb.UpgradePair(old, new), truth, "random", metrics=METRICS, distance=distance)
+        assert choose.called
+    for curve in found.values():
+        for metric in METRICS:
+            np.testing.assert_array_equal(curve.per_query[metric], found[1].per_query[metric])
+
+
+@pytest.mark.parametrize(("dims", "right", "expected"), [(16, 2, {1}), (512, 20, set(range(2, 32))), (512, 1500, {0})])
+def test_products_are_made_in_parts_where_that_costs_less(dims: int, right: int, expected: set[int]) -> None:
+    """One part of few dimensions; the more, the more dimensions; float64 numbers with many right answers."""
+    rng = np.random.default_rng(13)
+    vectors = rng.normal(size=(3000, dims)).astype(np.float32)
+    system, labels = rb.RetrievalSystem(vectors[:40], vectors), np.arange(3000) % (3000 // right)
+    truth = rb.GroundTruth.from_labels(labels[:40], labels)
+    chosen = set()
+
+    def choose(*arguments: Any) -> int:
+        chosen.add(parts := parts_of_products(*arguments))
+        return parts
+
+    parts_of_products = counting._parts_of_products
+    with patch.object(counting, "_parts_of_products", choose):
+        rb.replay(rb.UpgradePair(system, system), truth, "random", metrics="mAP")
+    assert chosen <= expected
 
 
 def test_full_float32_is_set_only_during_the_replay() -> None:
