@@ -32,6 +32,8 @@ ALL = ""
 FORECAST, SHARE, LEAST = "forecast", 0.05, 200
 # Raw distances may lose most in the last hundredth of the backfill.
 POINTS = 101
+# Methods that are the old service until the last moment: no line leads there.
+STEPS = ("offline", "cascade")
 # What a forecast compares, with the merge that is chosen for each; mAP@100, because it can predict nothing of the first
 # ten results.
 FORECAST_METHODS = ("rm_naive", "relaxed_gallery", "ridge_gallery", "slerp", "fct")
@@ -142,9 +144,7 @@ def _areas(points: pd.DataFrame, metric: str) -> pd.DataFrame:
     rows = []
     for key, own in points[points["metric"] == metric].sort_values("t").groupby(keys, sort=False):
         values = own["value"].to_numpy()
-        # The offline upgrade and cascades are the old service until the last moment, so that no line leads there.
-        is_step = str(key[1]).startswith(("offline", "cascade"))
-        auc = statistics.auc(own["t"].to_numpy(), values, is_step)
+        auc = statistics.auc(own["t"].to_numpy(), values, str(key[1]).startswith(STEPS))
         row = {
             "start": values[0],
             "end": values[-1],

@@ -12,7 +12,7 @@ import pandas as pd
 from ray_backfill.core.stages import write_whole
 from ray_backfill.page.charts import REFERENCE_STYLES, Chart, DrawnCurve, numbered_style
 from reproduction.atlas.collections import COLLECTIONS
-from reproduction.atlas.comparison import ALL
+from reproduction.atlas.comparison import ALL, STEPS
 from reproduction.atlas.embeddings import FOLD
 from reproduction.atlas.models import MODELS, family_of
 from reproduction.atlas.predictors import LEAST_STEP, PREDICTORS, TARGETS, predictability
@@ -182,7 +182,7 @@ def _chart(own: pd.DataFrame, title: str) -> Chart:
         style = REFERENCE_STYLES.get(method, numbered_style(number))
         t = np.linspace(0, 100, len(values))
         area = f"{100 * found['auc'].mean():.1f}"
-        curves.append(DrawnCurve(f"{method}-{merge}", name, area, style, t, values, is_step=method == "offline"))
+        curves.append(DrawnCurve(f"{method}-{merge}", name, area, style, t, values, is_step=method.startswith(STEPS)))
     top = max(float(curve.y.max()) for curve in curves)
     metric = own["metric"].iloc[0]
     curves.sort(key=lambda curve: -float(curve.number))
