@@ -95,7 +95,7 @@ def _parts_of_products(form: ProductForm, block: Block, union: Union, first: int
     The share of such pairs grows with the error, the number of thresholds and the dimensions; a sample tells.
     """
     n, d = form.gallery.shape
-    items, rows = (np.unique(np.linspace(0, size - 1, most).astype(int)) for size, most in ((n, 256), (len(block), 16)))
+    items, rows = (np.unique(np.linspace(0, size - 1, most).astype(int)) for size, most in ((n, 256), (len(block), 8)))
     products, factor, offset = Products(form.of_items(items), block.queries[rows]).tile(0, len(items))
     undecided = 0
     for q, v in zip(rows, products * factor + offset, strict=True):
