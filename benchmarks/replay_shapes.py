@@ -11,33 +11,39 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 import ray_backfill as rb
-from benchmarks.replay_tools import Case, Table, make_case, products, seconds
+from benchmarks.replay_tools import Case, D, Table, make_case, products, seconds
 from ray_backfill.engine.replay.engine import measure_prepared, split_gallery
 from ray_backfill.engine.replay.prepare import Prepared, Served, count_parts, prepare_replay, split_queries
 from ray_backfill.engine.replay.shard import GalleryShard, LocalShards, make_forms
 
 WHOLE, CUT = ("mAP", "CMC@1"), ("mAP@100", "CMC@1")
 # Bare products and replays take turns this often, and the fastest of each counts.
-TURNS = 4
-# Queries, items, right answers of a query, whether the items are the queries, metrics, largest ratio.
+TURNS = 3
+# Queries, items, right answers of a query, dimensions, metrics, largest ratio. Of whole rankings, the items are the
+# queries, and classes are apart or overlap: noise in each dimension, for 128 dimensions.
 SHAPES = (
-    (20_000, 20_000, 50, True, WHOLE, 1.5),
-    (10_000, 10_000, 100, True, WHOLE, 2),
-    (10_000, 10_000, 1000, True, WHOLE, 6),
-    (500, 400_000, 50, False, CUT, 1.3),
+    (20_000, 20_000, 50, 128, WHOLE, 1.5),
+    (10_000, 10_000, 100, 128, WHOLE, 2),
+    (10_000, 10_000, 1000, 128, WHOLE, 4),
+    (6000, 6000, 50, 1280, WHOLE, 1.5),
+    (6000, 6000, 600, 1280, WHOLE, 4),
+    (500, 400_000, 50, 128, CUT, 1.3),
 )
+NOISE = {"apart": 1.5, "overlapping": 4.0}
 
 
 def shapes(table: Table, scale: float) -> None:
     """Replay / products of both systems, on all cores, at 11 points."""
-    for n_queries, n_items, n_right, itself, metrics, limit in SHAPES:
+    for n_queries, n_items, n_right, dims, metrics, limit in SHAPES:
         n_queries, n_items = max(20, int(n_queries * scale)), max(40, int(n_items * scale))
-        case = make_case(n_queries, n_items, min(n_right, n_items // 2), itself)
         order = np.random.default_rng(1).permutation(n_items)
-        replay = partial(rb.replay, case.pair, case.truth, order, 11, metrics)
-        bare, ours = np.min([(products(case.pair), seconds(replay, 1)) for _ in range(TURNS)], axis=0)
-        name = f"{n_queries:,} x {n_items:,}, {n_right:,} right answers, {' + '.join(metrics)} ({ours:.2f} s)"
-        table.at_most(f"{name}: replay / products", ours / bare, limit)
+        for classes, noise in NOISE.items():
+            spread = noise * (dims / D) ** 0.5
+            case = make_case(n_queries, n_items, min(n_right, n_items // 2), metrics == WHOLE, dims, spread)
+            replay = partial(rb.replay, case.pair, case.truth, order, 11, metrics)
+            bare, ours = np.min([(products(case.pair, 1), seconds(replay, 1)) for _ in range(TURNS)], axis=0)
+            shape = f"{n_queries:,} x {n_items:,} x {dims:,}, {n_right:,} right answers, {' + '.join(metrics)}"
+            table.at_most(f"{shape}, {classes} ({ours:.2f} s): replay / products", ours / bare, limit)
 
 
 def many_threads(table: Table, scale: float) -> None:
