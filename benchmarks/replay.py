@@ -174,7 +174,7 @@ def part_of(case: Case, metrics: tuple[str, ...], what: str, share: float) -> Ca
 
 def exactness(table: Table, scale: float) -> None:
     """Compare every query's average precision and top-1 at 5 points with a full sort of exact keys, with ties."""
-    n, points = int(20_000 * scale), 5
+    n, points = int(6000 * scale), 5
     case = make_case(0, n, 50, itself=True)
     for system in (case.pair.backward, case.pair.forward):
         system.gallery[1::10] = system.gallery[0::10]  # a tenth of the gallery are duplicates
