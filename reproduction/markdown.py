@@ -1,6 +1,9 @@
-"""Tables as Markdown."""
+"""Markdown: tables, and templates of pages."""
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 @dataclass(frozen=True)
@@ -21,3 +24,17 @@ def table_lines(table: PageTable) -> str:
 def cell(text: object) -> str:
     """The text on one line, with pipes escaped, for a cell of a Markdown table."""
     return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def markdown_environment(folder: Path) -> Environment:
+    """Templates of a folder, without autoescape. Filters: ``table`` writes a ``PageTable``, ``cell`` escapes a text."""
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=False,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"cell": cell, "table": table_lines}
+    return environment

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import write_whole
@@ -15,7 +14,7 @@ from reproduction import page_tables
 from reproduction.claims import CLAIMS, Evidence, Judged, judge
 from reproduction.effects import DRAWS, FAILS, HOLDS, LEAST_EFFECT, RULE, UNMEASURED, UNTOLD
 from reproduction.figure import curves_figure
-from reproduction.markdown import PageTable, cell, table_lines
+from reproduction.markdown import PageTable, markdown_environment
 from reproduction.published import PAGE_TABLES
 from reproduction.runs import Case, Floats, Runs, SeedRun, read_runs
 from reproduction.spread import mean_and_spread
@@ -81,16 +80,7 @@ def write_page(page: PageInput, path: Path) -> None:
 
 def render(page: PageInput, runs: Runs, picture: str | None) -> str:
     """The page as Markdown."""
-    # No autoescape, because this is Markdown, not HTML. The filter ``cell`` escapes texts in tables.
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=False,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"cell": cell, "table": table_lines}
+    environment = markdown_environment(Path(__file__).parent)
     subgroups, published, long = (
         read_runs(found) if found else None for found in (page.subgroup_runs, page.published_runs, page.long_runs)
     )

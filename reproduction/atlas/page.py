@@ -30,7 +30,7 @@ from reproduction.atlas.rules import (
     other_models,
     regrets,
 )
-from reproduction.markdown import PageTable, table_lines
+from reproduction.markdown import PageTable, markdown_environment, table_lines
 
 # Choices that lose less, in points of AUC, are as good as the best: of a comparison, and of a forecast.
 CLOSE, NEAR, LEAST_REGRET = 0.5, 1.0, 0.05
@@ -63,86 +63,27 @@ def write_page(path: Path, curves: pd.DataFrame, facts: PageFacts) -> None:
     upgrades = whole[UPGRADE].drop_duplicates()
     named = list(upgrades.itertuples(index=False, name=None))
     observed = {(collection, frozenset((family_of(old), family_of(new)))) for collection, old, new in named}
-    pairs = {pair for _, pair in observed}
     used = dict.fromkeys(each for _, old, new in named for each in (*old.split(">"), new))
     _draw(whole, path)
-    text = f"""# Atlas of upgrades
-
-{facts.findings}Each upgrade is a pair of models on a collection: {", ".join(upgrades["collection"].unique())}.
-Models that share weights, such as a model and its first dimensions, count as one: {len(named)} upgrades have
-{len(pairs)} independent pairs of models, and {len(observed)} independent pairs of models and collections.
-
-Values are per cent of the metric, averaged over the backfill (AUC), in random order unless said otherwise. They come
-from [the table of curves]({path.stem}.parquet), which this command makes ({facts.machine}, {facts.date}):
-
-    {facts.command}
-
-![Curves of each collection]({path.stem}.png)
-
-The metric while the gallery is backfilled, averaged over the upgrades of a collection whose new model is better. The
-chosen merge may be CSLS, which lifts old and new, too, so that curves with it may end above *new*.
-
-## What a rule of choice loses
-
-A rule names a method and a merge for an upgrade. Its regret is the best AUC of all methods less the AUC of its choice,
-in points. Rules see one half of the queries, and are judged on the other; what they know of other upgrades is of other
-collections (first column), or of other pairs of models (second). Brackets: 95 % intervals from resampling collections
-and pairs of families of models. The best is known in hindsight only, and is partly best by chance: three rows see the
-queries that judge, too, which tells how much. *Decided* are upgrades in which the best and the worst rule differ
-significantly (t-tests over ten folds of the queries, Bonferroni).
-
-No rule may use labels: full RM, which trains a better model by them, is left out here.
-
-{table_lines(_rules_table(curves, with_supervised=False))}
-
-The same where there are labels, and full RM may be chosen:
-
-{_with_labels(curves)}
-
-## What a method loses
-
-The regret of always the same method and merge, by collection. *Best*: number of upgrades in which it loses less than
-{LEAST_REGRET} points. *Harms*: share of the upgrades in which it is worse than the old service throughout would be with
-the same merge, where the new model is better.
-
-{table_lines(_methods_table(curves))}
-
-## What an order is worth
-
-AUC in points above that of random order, with the merge that was chosen, averaged over upgrades of collections with
-labels. Brackets: least and largest of the upgrades.
-
-{_orders(curves)}
-
-## What predicts success
-
-The gain of a method, predicted for each collection from the others, where the new model is better by a point at least:
-1 less the squared error of a linear prediction (from logarithms), relative to that of the mean gain of the other
-collections. 0 or less predicts nothing. In brackets: Spearman's correlation over all upgrades. First, gains are
-shares of the upgrade's improvement:
-
-{_predictors(curves, in_points=False)}
-
-Gains in points of AUC, which are larger where the upgrade improves more:
-
-{_predictors(curves, in_points=True)}
-
-## Upgrades
-
-Gains are the share of the upgrade's improvement that users get on average, in per cent: 0 is the old service
-throughout, 100 the new one from the start, both with the same merge, which matters where it is CSLS. None is given
-where the new model is not better by a point at least. CKA says how alike the models are (0 to 1).
-
-{table_lines(_upgrades_table(whole))}
-
-## Models and collections
-
-Cosines: the middle 98 % of random pairs of items, from the least to the largest of the collections.
-
-{table_lines(_models_table(whole, used))}
-
-{table_lines(_collections_table(set(upgrades["collection"])))}
-"""
+    environment = markdown_environment(Path(__file__).parent)
+    text = environment.get_template("page.md.jinja").render(
+        facts=facts,
+        stem=path.stem,
+        collections=list(upgrades["collection"].unique()),
+        upgrades=len(named),
+        pairs=len({pair for _, pair in observed}),
+        observed=len(observed),
+        least_regret=LEAST_REGRET,
+        rules=_rules_table(curves, with_supervised=False),
+        rules_with_labels=_with_labels(curves),
+        methods=_methods_table(curves),
+        orders=_orders(curves),
+        predictors_in_shares=_predictors(curves, in_points=False),
+        predictors_in_points=_predictors(curves, in_points=True),
+        upgrades_table=_upgrades_table(whole),
+        models=_models_table(whole, used),
+        collections_table=_collections_table(set(upgrades["collection"])),
+    )
     write_whole(path, lambda to: to.write_text(text, encoding="utf-8"))
 
 
