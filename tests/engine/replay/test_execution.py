@@ -74,6 +74,19 @@ def test_parts_of_products_change_no_result(distance: str) -> None:
             np.testing.assert_array_equal(curve.per_query[metric], found[1].per_query[metric])
 
 
+def test_products_and_their_bounds_have_the_same_parts() -> None:
+    rng = np.random.default_rng(14)
+    pair, truth = random_pair(rng, 20, 90, tied=False), rb.GroundTruth.from_labels(np.arange(20) % 3, np.arange(90) % 3)
+    for parts in (0, 1, 3):
+        with (
+            patch.object(counting, "_parts_of_products", return_value=parts),
+            patch.object(counting, "Products", wraps=counting.Products) as products,
+            patch.object(counting, "make_bins", wraps=counting.make_bins) as bins,
+        ):
+            rb.replay(pair, truth, "random", points=3, metrics="mAP")
+        assert {call.args[-1] for call in (*products.call_args_list, *bins.call_args_list)} == {parts}
+
+
 @pytest.mark.parametrize(("dims", "right", "expected"), [(16, 2, {1}), (512, 20, set(range(2, 32))), (512, 1500, {0})])
 def test_products_are_made_in_parts_where_that_costs_less(dims: int, right: int, expected: set[int]) -> None:
     """One part of few dimensions; the more, the more dimensions; float64 numbers with many right answers."""
