@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "ray_session" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")
         if item.get_closest_marker("cluster"):  # no signal ends a wait inside Ray's C++ code
-            item.add_marker(pytest.mark.timeout(600, method="thread"))
+            item.add_marker(pytest.mark.timeout(1500, method="thread"))
             if item.name.partition("[")[0] not in WITH_RAY:
                 item.add_marker("full")
     items.sort(key=lambda item: item.get_closest_marker("cluster") is None)

@@ -62,7 +62,7 @@ def run(environment: dict[str, str], *words: str | Path, code: int = 0) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr

@@ -24,7 +24,7 @@ def files_below(folder: Path) -> set[str]:
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     done = subprocess.run(
-        command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=240, check=False
+        command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -26,7 +26,7 @@ TINY = shlex.split("""
 def run(job: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a job in a process of its own."""
     with start(job, *arguments, cwd=cwd, **environment) as process:
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=900)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

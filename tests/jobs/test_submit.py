@@ -25,7 +25,7 @@ def submit(environment: dict[str, str], *entrypoint: str) -> subprocess.Complete
     deadline = time.monotonic() + 180
     while True:
         result = subprocess.run(
-            command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=280, check=False
+            command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=900, check=False
         )
         # The dashboard answers some seconds before the agent that starts jobs is there.
         if "No available agent to submit job" not in result.stderr or time.monotonic() > deadline:
