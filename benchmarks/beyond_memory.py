@@ -89,6 +89,8 @@ def main() -> None:
         "--rest", action=argparse.BooleanOptionalAction, default=True, help="also other metrics, orders and points"
     )
     given = parser.parse_args()
+    if given.items < CLASSES * RIGHT or not 1 <= given.queries <= CLASSES:
+        parser.error(f"at least {CLASSES * RIGHT:,} items, and 1 to {CLASSES:,} queries")
     rng = np.random.default_rng(0)
     centres = {name: rng.normal(size=(CLASSES, D)).astype(np.float32) for name in NAMES}
     noise = rng.normal(size=(2, given.queries, D)).astype(np.float32)

@@ -3,8 +3,9 @@
 python -m reproduction.atlas.facts docs/results/atlas.parquet
 """
 
-import sys
+import argparse
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -84,7 +85,7 @@ def _by_collection(curves: pd.DataFrame) -> Iterator[str]:
         if merge in {"best", "csls"}:
             means = own.astype(float).groupby(level="collection", sort=False).mean().round(2).to_dict()
             yield f"{method}, {merge}: mean {own.mean():.2f}, largest {own.max():.2f}; {means}"
-    for merge in {"raw", "csls"} & set(lost["offline"]):
+    for merge in (each for each in ("raw", "csls") if each in lost["offline"]):
         yield f"switching at the end is best, {merge}: {(lost['offline', merge] < LEAST_REGRET).sum()} of {len(lost)}"
     every = curves[(curves[FOLD] == ALL) & ~curves["method"].isin(NOT_CHOSEN) & (curves["merge"] == "best")]
     aucs = every.pivot_table(index=[*UPGRADE, "method"], columns="order", values="auc")
@@ -146,5 +147,9 @@ def _counts(rows: pd.DataFrame) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    for path in sys.argv[1:]:
-        print("\n".join(facts(pd.read_parquet(path))))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path, help="table of curves that python -m reproduction.atlas has written")
+    given = parser.parse_args()
+    if not given.table.is_file():
+        parser.error(f"there is no table {given.table}; docs/results/atlas.parquet is that of the page")
+    print("\n".join(facts(pd.read_parquet(given.table))))

@@ -22,9 +22,8 @@ from ray_backfill.engine.systems import FloatArray, IntArray, RetrievalSystem
 
 DISTANCES = ("cosine", "l2", "inner_product")
 
-# Relative rounding error of one float32 operation.
-_U = 2.0**-24
-_WIDE_U = 2.0**-53
+# Relative rounding error of one float32 operation, and of one float64 operation.
+_U, _WIDE_U = 2.0**-24, 2.0**-53
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 _SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 # Products of vectors up to this length, times 2, do not overflow float32; neither does a factor up to this.
@@ -245,12 +244,12 @@ class ProductForm:
         float32. The constants cover the rounding of the operands, of the exact distance and of ``bounds``; the terms
         with _SMALLEST cover distances close to the smallest float32 numbers.
         """
-        d = float(self.query.shape[1])
-        d = np.ceil(d / parts) + parts - 1 if parts else 1 + d * _WIDE_U / _U
+        d = self.query.shape[1]
+        roundings = np.ceil(d / parts) + parts - 1 if parts else 1 + d * _WIDE_U / _U
         if self.distance == "l2":
             step = _SMALLEST * self.scale
-            return np.full(len(queries), (3 * d + 50) * _U + 4 * step + step * step)
-        error = np.full(len(queries), (d + 10) * _U)
+            return np.full(len(queries), (3 * roundings + 50) * _U + 4 * step + step * step)
+        error = np.full(len(queries), (roundings + 10) * _U)
         if self.distance == "inner_product":
             error += _SMALLEST * self.scale / self._divisor(queries)
         return error
@@ -335,8 +334,8 @@ _PART_ITEMS = 512
 class Products:
     """Computes products of some queries with one tile at a time, in reused memory.
 
-    queries: rows of ``form.query``. parts: a product is the sum of so many products of part of the columns, which errs
-    less; 0: it is one of float64 numbers.
+    queries: rows of ``form.query``. parts: the columns are multiplied in so many parts, whose products are added, which
+    errs less; 0: one product of float64 numbers, rounded to float32.
     """
 
     def __init__(self, form: ProductForm, queries: IntArray, parts: int = 1) -> None:
@@ -368,7 +367,7 @@ class Products:
         return self.last[2]
 
     def _add_parts(self, rows: NDArray[np.float32]) -> None:
-        """Sums of products of some columns, of so few items at a time that they stay in the cache."""
+        """Multiply part by part, for so few items at a time that their sums stay in the cache."""
         width = -(-self.left.shape[1] // max(self.parts, 1))
         part = np.empty((len(self.left), min(_PART_ITEMS, len(rows))), self.left.dtype)
         for first in range(0, len(rows), _PART_ITEMS):

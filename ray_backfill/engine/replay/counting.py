@@ -26,8 +26,8 @@ from ray_backfill.engine.replay.block import Block, Thresholds, Union
 from ray_backfill.engine.replay.keys import distances_of, key_of
 from ray_backfill.engine.systems import IntArray
 
-# Nanoseconds of one thread, to choose by: the product of one column, adding one part, and an exact key, of one column
-# and besides.
+# Nanoseconds of a pair on one thread of an AMD EPYC: a product for each column, one more part, and an exact key for
+# each column and in all cases.
 _PRODUCT, _PART, _EXACT, _UNDECIDED = 0.035, 1.0, 0.85, 45.0
 _FEWEST_COLUMNS = 16
 
@@ -90,9 +90,9 @@ def hist_starts(union: Union, n_segments: int) -> IntArray:
 
 
 def _parts_of_products(form: ProductForm, block: Block, union: Union, first: int) -> int:
-    """Choose the ``parts`` of products that cost least with the exact keys of the pairs that they leave undecided.
+    """Choose the ``parts`` that make products, and exact keys of the pairs that these leave undecided, cheapest in all.
 
-    The share of such pairs grows with the error, the number of thresholds and the dimensions; a sample tells.
+    A sample of pairs tells how many are undecided. The choice changes no result.
     """
     n, d = form.gallery.shape
     items, rows = (np.unique(np.linspace(0, size - 1, most).astype(int)) for size, most in ((n, 256), (len(block), 8)))
@@ -104,11 +104,11 @@ def _parts_of_products(form: ProductForm, block: Block, union: Union, first: int
         right = block.positives[block.positive_starts[q] : block.positive_starts[q + 1]]
         v = v[~np.isin(items + first, right)]
         undecided += int(np.count_nonzero(v >= np.append(low, np.inf)[np.searchsorted(high, v)]))
-    ways = np.array([1, 0, 2, *range(4, d // _FEWEST_COLUMNS, 4)])
-    products_cost = np.where(ways, (ways - 1) * _PART, d * _PRODUCT)
-    errors = np.array([form.error(block.queries[:1], parts)[0] for parts in ways.tolist()])
+    choices = np.array([1, 0, 2, *range(4, d // _FEWEST_COLUMNS, 4)])
+    products_cost = np.where(choices, (choices - 1) * _PART, d * _PRODUCT)
+    errors = np.array([form.error(block.queries[:1], parts)[0] for parts in choices.tolist()])
     share = undecided / products.size * errors / errors[0]
-    return int(ways[np.argmin(products_cost + share * (_EXACT * d + _UNDECIDED))])
+    return int(choices[np.argmin(products_cost + share * (_EXACT * d + _UNDECIDED))])
 
 
 @kernel
