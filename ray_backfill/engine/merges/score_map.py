@@ -222,13 +222,18 @@ def _sample(train: UpgradePair, distance: str, seed: int) -> _Sample:
 
 def fit_isotonic(train: UpgradePair, label: IntArray | None, distance: str, seed: int) -> Maps:
     """Map distances to -P(match | distance), by isotonic regression; constant beyond the sampled distances."""
-    from sklearn.isotonic import IsotonicRegression
+    from scipy.optimize import isotonic_regression
 
     assert label is not None
 
     def fit(distances: NDArray[np.float64], is_match: NDArray[np.bool_]) -> ScoreMap:
-        model = IsotonicRegression(increasing=False).fit(distances, is_match.astype(np.float64))
-        x, y = model.X_thresholds_, -model.y_thresholds_
+        ascending = np.argsort(distances)
+        x, starts, pairs = _runs(distances[ascending])
+        share = np.add.reduceat(is_match[ascending], starts, dtype=np.float64) / pairs
+        y = -isotonic_regression(share, weights=pairs, increasing=False).x
+        # Knots where a stretch of equal scores begins or ends.
+        changes = np.concatenate([[True], np.diff(y) > 0, [True]])
+        x, y = (of[changes[1:] | changes[:-1]] for of in (x, y))
         # An extra knot at each end, because a map continues with the slope of its end segments.
         x = np.concatenate([[x[0] - 1], x, [x[-1] + 1]])
         return ScoreMap(x, np.maximum.accumulate(np.concatenate([y[:1], y, y[-1:]])))
@@ -236,6 +241,12 @@ def fit_isotonic(train: UpgradePair, label: IntArray | None, distance: str, seed
     sample = _labelled_sample(train, label, distance, seed)
     assert sample.is_match is not None
     return fit(sample.backward, sample.is_match), fit(sample.forward, sample.is_match)
+
+
+def _runs(ascending: NDArray[np.float64]) -> tuple[NDArray[np.float64], IntArray, IntArray]:
+    """The values that occur, where each begins, and how often it occurs."""
+    starts = np.flatnonzero(np.diff(ascending, prepend=-np.inf))
+    return ascending[starts], starts, np.diff(starts, append=len(ascending))
 
 
 def fit_logistic(train: UpgradePair, label: IntArray | None, distance: str, seed: int) -> Maps:

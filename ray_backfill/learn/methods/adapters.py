@@ -90,9 +90,12 @@ def strength_of(x_Np: Wide, y_Nq: Wide, towards: Callable[[Wide, Wide], Wide] | 
             fixed = towards(part.x, part.y)
             y, drawn_to = part.y - part.x @ fixed, part.held_x @ fixed
         scale, basis = _spectrum(part.x)
-        weight, held_x, mean = basis.T @ (part.x.T @ y), part.held_x @ basis, scale.mean()
-        predicted = (drawn_to + (held_x / (scale + strength * mean)) @ weight for strength in STRENGTHS)
-        errors.append([squared_error(each, part.held_y) for each in predicted])
+        weight, held_x = basis.T @ (part.x.T @ y), part.held_x @ basis
+        # |H D W - Y|^2 of H held_x, Y what it should give and D diagonal: the same products for every strength.
+        square = (held_x.T @ held_x) * (weight @ weight.T)
+        cross = ((held_x.T @ (part.held_y - drawn_to)) * weight).sum(axis=1)
+        inverse = [1 / (scale + strength * scale.mean()) for strength in STRENGTHS]
+        errors.append([float(each @ square @ each - 2 * each @ cross) for each in inverse])
     return best_of(STRENGTHS, errors)
 
 
@@ -106,7 +109,9 @@ def rank_of(x_Np: Wide, y_Nq: Wide, strength: float, share: float | None) -> int
     for part in parts(x_Np, y_Nq):
         weight, directions = regression(part.x, part.y, strength), main_directions(part.x, part.y, strength)
         coordinates = part.held_x @ weight @ directions
-        errors.append([squared_error(coordinates[:, :r] @ directions[:, :r].T, part.held_y) for r in ranks])
+        # Directions are orthonormal, so each changes the squared error by itself.
+        changes = (coordinates * (coordinates - 2 * part.held_y @ directions)).sum(axis=0).cumsum()
+        errors.append([float(changes[rank - 1]) for rank in ranks])
     return best_of(ranks, errors)
 
 
@@ -119,8 +124,8 @@ def stretch(x_Np: Wide, y_Nq: Wide, fit: Callable[[Wide, Wide], Wide]) -> float:
     """
     predicted = true = 0.0
     for part in parts(x_Np, y_Nq):
-        predicted += squared_error(part.held_x @ fit(part.x, part.y), np.zeros(()))
-        true += squared_error(part.held_y, np.zeros(()))
+        predicted += _square(part.held_x @ fit(part.x, part.y))
+        true += _square(part.held_y)
     return float(np.sqrt(true / predicted)) if predicted > 0 else 1.0
 
 
@@ -138,7 +143,12 @@ def _centred(x_Np: Wide) -> Wide:
 @kept
 def _spectrum(x_Np: Wide) -> tuple[Wide, Wide]:
     """(p,) eigenvalues and (p, p) eigenvectors of x^T x."""
-    return cast("tuple[Wide, Wide]", np.linalg.eigh(x_Np.T @ x_Np))
+    return cast("tuple[Wide, Wide]", np.linalg.eigh(_products(x_Np, x_Np)))
+
+
+@kept
+def _products(x_Np: Wide, y_Nq: Wide) -> Wide:
+    return x_Np.T @ y_Nq
 
 
 def rotation(x_Np: Wide, y_Nq: Wide) -> Wide:
@@ -152,7 +162,7 @@ def rotation(x_Np: Wide, y_Nq: Wide) -> Wide:
 
 @kept
 def _polar(x_Np: Wide, y_Nq: Wide) -> Wide:
-    u, _, vt = np.linalg.svd(x_Np.T @ y_Nq, full_matrices=False)
+    u, _, vt = np.linalg.svd(_products(x_Np, y_Nq), full_matrices=False)
     return u @ vt
 
 
@@ -165,13 +175,15 @@ def regression(x_Np: Wide, y_Nq: Wide, strength: float, towards: Wide | None = N
     """
     from scipy.linalg import LinAlgError, cho_factor, cho_solve, lapack, solve
 
-    gram, right = x_Np.T @ x_Np, x_Np.T @ y_Nq
+    gram, right = _products(x_Np, x_Np).copy(), _products(x_Np, y_Nq)
     norm, weight = np.linalg.norm(gram, 1), strength * np.trace(gram) / len(gram)
     if towards is not None:
-        right += weight * towards
+        right = right + weight * towards
     gram[np.diag_indices_from(gram)] += weight
     if weight > 0:
-        return cast("Wide", solve(gram, right, assume_a="sym"))
+        with suppress(LinAlgError):
+            return cast("Wide", solve(gram, right, assume_a="pos"))
+        return cast("Wide", solve(gram, right, assume_a="sym"))  # a penalty that is lost in rounding
     with suppress(LinAlgError):  # of dimensions that say nothing, or of fewer items than dimensions
         factor = cho_factor(gram)
         if lapack.dpocon(factor[0], norm)[0] > _LEAST_RCOND:
@@ -194,7 +206,7 @@ def reduced_rank(x_Np: Wide, y_Nq: Wide, rank: int, strength: float = 0.0) -> Wi
 def main_directions(x_Np: Wide, y_Nq: Wide, strength: float) -> Wide:
     """(q, min(p, q)) directions of the fitted values, the largest first; a penalty counts as p more items."""
     weight = regression(x_Np, y_Nq, strength)
-    fitted = weight.T @ (x_Np.T @ y_Nq)  # weight^T (x^T x + penalty) weight, which is symmetric
+    fitted = weight.T @ _products(x_Np, y_Nq)  # weight^T (x^T x + penalty) weight, which is symmetric
     return cast("Wide", np.linalg.eigh(fitted)[1][:, ::-1][:, : min(weight.shape)])
 
 
@@ -226,12 +238,12 @@ def parts(x_Np: Wide, y_Nq: Wide) -> list[Part]:
 
 
 def best_of(values: Sequence[Value], errors: Sequence[Sequence[float]]) -> Value:
-    """The value of the least error. errors: for each part, one error per value."""
+    """The value of the least error. errors: for each part, one squared error per value, but for a constant."""
     return values[int(np.sum(errors, axis=0).argmin())]
 
 
-def squared_error(predicted: Wide, held_y: Wide) -> float:
-    return float(((predicted - held_y) ** 2).sum())
+def _square(values: Wide) -> float:
+    return float(np.vdot(values, values))
 
 
 @dataclass(frozen=True)

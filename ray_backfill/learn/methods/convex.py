@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import POLICIES, Embeddings, Method
 from ray_backfill.learn.methods.adapters import FormulaFit, procrustes
-from ray_backfill.learn.methods.slerp import ITEMS, QUERIES, recall_at_1
+from ray_backfill.learn.methods.slerp import ITEMS, QUERIES, recalls_at_1
 from ray_backfill.learn.models.apply import FormulaMap, Wide, transform, unit
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.settings import FitSettings
@@ -65,13 +65,11 @@ class ConvexFit(FormulaFit):
             return Fitted(Convex(np.array([0.5], np.float32)), 0)
         items = np.random.default_rng(0).permutation(len(new))[:ITEMS]
         queries = items[:QUERIES]
-        points = [Convex(np.array([alpha], np.float32)) for alpha in ALPHAS]
-        found = []
-        for point in points:
-            both = transform(point, old[items], new[items])
-            found.append(recall_at_1(both[: len(queries)], both, data.label[items]))
-        searched = 2 * len(ALPHAS) * len(queries) * len(items) * (old.shape[1] + new.shape[1])
-        return Fitted(points[int(np.argmax(found))], searched)
+        old_Nd, new_Nn = unit(old[items]), unit(new[items])
+        some = (old_Nd[: len(queries)], new_Nn[: len(queries)])
+        found = recalls_at_1(some, (old_Nd, new_Nn), [(1 - alpha, alpha) for alpha in ALPHAS], data.label[items])
+        searched = 2 * len(queries) * len(items) * (old.shape[1] + new.shape[1])
+        return Fitted(Convex(np.array([ALPHAS[int(np.argmax(found))]], np.float32)), searched)
 
 
 def _pair(e: Embeddings, network: Any) -> UpgradePair:

@@ -10,6 +10,7 @@ itself; the paper has pairs of images and texts. Without labels alpha is 0.5, as
 Shapes: N train items, Q of them as queries; B queries; d dimensions of the old model, n of the new one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +29,8 @@ ALPHAS = tuple(i / 10 for i in range(11))
 _MIDDLE = 0.5
 # Most queries and items that recall is measured with.
 QUERIES, ITEMS = 1_024, 65_536
+# Queries whose similarities are in memory at a time.
+_ROWS = 128
 # Closest that a cosine may come to 1 or -1, where the angle has no sine to divide by. Source: the authors' code.
 _NEAR = 1e-7
 
@@ -55,11 +58,19 @@ class Slerp(FormulaMap):
 
     def mapped(self, *vectors_Bp: Wide) -> Wide:
         """(B, d) and (B, n) embeddings of the same queries -> (B, d)."""
-        old_Bd, new_Bn = vectors_Bp
-        u_Bd, v_Bd = unit(old_Bd), unit(new_Bn) @ self.rotation_dn.T.astype(np.float64)
-        theta_B1 = np.arccos((u_Bd * v_Bd).sum(1, keepdims=True).clip(-1 + _NEAR, 1 - _NEAR))
-        shares_B1 = np.sin((1 - self.alpha) * theta_B1), np.sin(self.alpha * theta_B1)
-        return (shares_B1[0] * u_Bd + shares_B1[1] * v_Bd) / np.sin(theta_B1)
+        u_Bd, v_Bd = self.ends(*vectors_Bp)
+        of_u_B1, of_v_B1 = weights(u_Bd, v_Bd, self.alpha)
+        return of_u_B1 * u_Bd + of_v_B1 * v_Bd
+
+    def ends(self, old_Bd: NDArray[np.floating], new_Bn: NDArray[np.floating]) -> tuple[Wide, Wide]:
+        """u and v, (B, d) each."""
+        return unit(old_Bd), unit(new_Bn) @ self.rotation_dn.T.astype(np.float64)
+
+
+def weights(u_Bd: Wide, v_Bd: Wide, alpha: float) -> tuple[Wide, Wide]:
+    """(B, 1) of u and of v."""
+    theta_B1 = np.arccos((u_Bd * v_Bd).sum(1, keepdims=True).clip(-1 + _NEAR, 1 - _NEAR))
+    return np.sin((1 - alpha) * theta_B1) / np.sin(theta_B1), np.sin(alpha * theta_B1) / np.sin(theta_B1)
 
 
 @dataclass(frozen=True)
@@ -83,19 +94,38 @@ class SlerpFit(FormulaFit):
             return Fitted(middle, flops)
         items = np.random.default_rng(0).permutation(len(new))[:ITEMS]
         queries = items[:QUERIES]
-        points = [replace(middle, alpha=alpha) for alpha in ALPHAS]
-        found = [
-            recall_at_1(transform(point, old[queries], new[queries]), old[items], data.label[items]) for point in points
-        ]
-        searched = 2 * len(ALPHAS) * len(queries) * len(items) * old.shape[1]
-        return Fitted(points[int(np.argmax(found))], flops + searched)
+        u_Qd, v_Qd = middle.ends(old[queries], new[queries])
+        old_Nd = unit(old[items])
+        found = recalls_at_1(
+            (u_Qd, v_Qd), (old_Nd, old_Nd), [weights(u_Qd, v_Qd, alpha) for alpha in ALPHAS], data.label[items]
+        )
+        searched = 4 * len(queries) * len(items) * old.shape[1]
+        return Fitted(replace(middle, alpha=ALPHAS[int(np.argmax(found))]), flops + searched)
 
 
-def recall_at_1(query_Qd: NDArray[np.floating], old_Nd: NDArray[np.floating], label_N: NDArray[Any]) -> float:
-    """Share of queries whose closest other item by cosine is of their class. The queries are the first Q items."""
-    similar_QN = unit(query_Qd) @ unit(old_Nd).T
-    np.fill_diagonal(similar_QN, -np.inf)
-    return float((label_N[similar_QN.argmax(1)] == label_N[: len(query_Qd)]).mean())
+def recalls_at_1(
+    queries: tuple[Wide, Wide], items: tuple[Wide, Wide], weights: Sequence[tuple[Any, Any]], label_N: NDArray[Any]
+) -> list[float]:
+    """Share of queries whose most similar other item is of their class, for weighted sums of two similarities.
+
+    Two products serve all weights.
+
+    Args:
+        queries: (Q, d) and (Q, n); the queries are the first Q items.
+        items: (N, d) and (N, n); a similarity is an inner product with the query's vector of the same place.
+        weights: Of both similarities, as numbers or as (Q, 1) arrays.
+        label_N: Of the items.
+    """
+    right = np.zeros(len(weights), np.int64)
+    for first in range(0, len(queries[0]), _ROWS):
+        rows = np.arange(first, min(first + _ROWS, len(queries[0])))
+        one_BN, two_BN = (query[rows] @ item.T for query, item in zip(queries, items, strict=True))
+        for i, both in enumerate(weights):
+            of_one, of_two = (each[rows] if isinstance(each, np.ndarray) else each for each in both)
+            similar_BN = of_one * one_BN + of_two * two_BN
+            similar_BN[np.arange(len(rows)), rows] = -np.inf
+            right[i] += np.count_nonzero(label_N[similar_BN.argmax(1)] == label_N[rows])
+    return [int(each) / len(queries[0]) for each in right]
 
 
 def _pair(e: Embeddings, network: Any) -> UpgradePair:

@@ -10,11 +10,12 @@ import scipy.linalg
 from ray_backfill.compare.resolve import check_distances_agree
 from ray_backfill.core.errors import InputError
 from ray_backfill.learn.methods import Embeddings, all_methods
-from ray_backfill.learn.methods.slerp import ALPHAS, Slerp, recall_at_1
+from ray_backfill.learn.methods.slerp import ALPHAS, Slerp, recalls_at_1
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings
 
 METHOD = all_methods()["slerp"]
+RNG = np.random.default_rng(5)
 
 
 def embeddings(old_dim: int, new_dim: int, n: int = 60, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -59,24 +60,36 @@ def test_queries_that_agree_stay_where_they_are() -> None:
     np.testing.assert_allclose(network(same, 5 * same), same / 3, atol=1e-4, rtol=0)
 
 
-def test_recall_is_that_of_a_plain_loop() -> None:
-    train, label = embeddings(4, 4, n=30)
+def plain_recall(query: np.ndarray, gallery: np.ndarray, label: np.ndarray) -> float:
+    """By a loop over all pairs."""
     hits = 0
-    for i in range(10):
-        cosines = [
-            float(train["new"][i] @ v) / np.linalg.norm(train["new"][i]) / np.linalg.norm(v) for v in train["old"]
-        ]
-        best = max((j for j in range(30) if j != i), key=lambda j: cosines[j])
-        hits += label[best] == label[i]
-    assert 0 < hits < 10
-    assert recall_at_1(train["new"][:10], train["old"], label) == hits / 10
+    for i, q in enumerate(query):
+        cosines = [float(q @ v) / np.linalg.norm(q) / np.linalg.norm(v) for v in gallery]
+        hits += label[max((j for j in range(len(gallery)) if j != i), key=cosines.__getitem__)] == label[i]
+    return hits / len(query)
+
+
+@pytest.mark.parametrize("n_queries", [10, 200])  # more than fit into memory at a time
+def test_recall_is_that_of_a_plain_loop(n_queries: int) -> None:
+    train, label = embeddings(4, 4, n=250)
+    unit = {m: v / np.linalg.norm(v.astype(np.float64), axis=1, keepdims=True) for m, v in train.items()}
+    by_query = RNG.random((n_queries, 1))
+    found = recalls_at_1(
+        (unit["old"][:n_queries], unit["new"][:n_queries]), (unit["old"], unit["old"]),
+        [(1, 0), (0.25, 0.75), (by_query, 1 - by_query)], label,
+    )  # fmt: skip
+    shares = (1.0, 0.25, by_query)
+    mixed = [s * unit["old"][:n_queries] + (1 - s) * unit["new"][:n_queries] for s in shares]
+    assert found == [plain_recall(each, unit["old"], label) for each in mixed]
+    assert 0 < min(found) < max(found) < 1
 
 
 def test_the_point_with_the_best_recall_is_chosen() -> None:
     train, label = embeddings(6, 6, n=300)
     network = fitted(TrainSet(train, label))
-    queries = [replace(network, alpha=alpha)(train["old"], train["new"]) for alpha in ALPHAS]
-    found = [recall_at_1(each, train["old"], label) for each in queries]
+    drawn = np.random.default_rng(0).permutation(300)
+    queries = [replace(network, alpha=alpha)(train["old"], train["new"])[drawn] for alpha in ALPHAS]
+    found = [plain_recall(each, train["old"][drawn], label[drawn]) for each in queries]
     assert network.alpha == ALPHAS[found.index(max(found))]
     assert 0 < network.alpha < 1, "a point between is better than both ends on these data"
 
