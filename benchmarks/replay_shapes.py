@@ -12,6 +12,9 @@ from threadpoolctl import threadpool_limits
 
 import ray_backfill as rb
 from benchmarks.replay_tools import Case, D, Table, make_case, products, seconds
+from ray_backfill.engine.replay import usable_cpus
+from ray_backfill.engine.replay.bins import mark_bit, n_bins
+from ray_backfill.engine.replay.counting import count, look_up
 from ray_backfill.engine.replay.engine import measure_prepared, split_gallery
 from ray_backfill.engine.replay.prepare import Prepared, Served, count_parts, prepare_replay, split_queries
 from ray_backfill.engine.replay.shard import GalleryShard, LocalShards, make_forms
@@ -44,6 +47,29 @@ def shapes(table: Table, scale: float) -> None:
             bare, ours = np.min([(products(case.pair, 1), seconds(replay, 1)) for _ in range(TURNS)], axis=0)
             shape = f"{n_queries:,} x {n_items:,} x {dims:,}, {n_right:,} right answers, {' + '.join(metrics)}"
             table.at_most(f"{shape}, {classes} ({ours:.2f} s): replay / products", ours / bare, limit)
+        if metrics == WHOLE:
+            least = 2 * n_queries * n_items * counting_alone(n_right) / usable_cpus()
+            table.note(f"{shape}: products, look-ups and counts alone / products", f"{(bare + least) / bare:.2f}x")
+
+
+def counting_alone(n_right: int, points: int = 11) -> float:
+    """Seconds of one core for a pair of query and item of a system: its place read from a table, and counted.
+
+    No pair is undecided, positive or farther than all right answers, and everything is in the cache: of counting
+    overlapping classes, this is what cannot be left out.
+    """
+    rng, n, width = np.random.default_rng(0), 4096, 2 * n_right + 1
+    table = np.linspace(0, width - 1, n_bins(2 * n_right)).astype(np.uint16)
+    bins = rng.integers(len(table), size=n).astype(np.int32)
+    segments, groups = rng.integers(points - 1, size=n).astype(np.uint16), np.arange(0, n, 8, dtype=np.uint32)
+    places, marked, listed = np.empty(n, np.uint16), np.empty(n // 8 + 1, np.uint32), np.empty(n + 1, np.uint32)
+    counts = np.zeros((points - 1) * width, np.uint16)
+
+    def tile() -> None:
+        look_up(table, bins, mark_bit(table), groups, len(groups), places, marked, listed)
+        count(groups, len(groups), places, segments, width, counts)
+
+    return seconds(lambda: [tile() for _ in range(200)], 5) / (200 * n)
 
 
 def many_threads(table: Table, scale: float) -> None:

@@ -144,7 +144,7 @@ def _list_near(bins: Array, far: int, is_near: Array, groups: Array) -> Any:
 
 
 @kernel
-def _look_up(
+def look_up(
     table: Array, bins: Array, mark: int, groups: Array, n_groups: int, places: Array, marked: Array, listed: Array
 ) -> Any:
     """Read the place of each item's bin. List the items of bins that a threshold is in; return their number."""
@@ -166,7 +166,7 @@ def _look_up(
 
 
 @kernel
-def _count(groups: Array, n_groups: int, places: Array, segments: Array, width: int, counts: Array) -> None:
+def count(groups: Array, n_groups: int, places: Array, segments: Array, width: int, counts: Array) -> None:
     w, eight = np.uint32(width), np.uint64(8)
     for i in range(n_groups):
         first = np.uint64(groups[np.uint64(i)])
@@ -200,7 +200,7 @@ def place_tile(
         following[q, 0] = _leave_out(positives, following[q, 0], positive_starts[q + 1], position, n, bins, far)
         following[q, 1] = _leave_out(ignored, following[q, 1], ignored_starts[q + 1], position, n, bins, far)
         n_groups = _list_near(bins, far, is_near, groups)
-        n_listed, n_unsure = _look_up(table, bins, mark, groups, n_groups, places, marked, listed), 0
+        n_listed, n_unsure = look_up(table, bins, mark, groups, n_groups, places, marked, listed), 0
         for i in range(n_listed):
             item = np.uint64(listed[i])
             place = np.uint32(places[item]) & np.uint32(mark - 1)
@@ -218,7 +218,7 @@ def place_tile(
                 final += 1
             places[at] = final
         for o in range(len(segments_ON)):
-            _count(groups, n_groups, places, segments_ON[o, first:], width, hist[o, hist_starts[q] - hist_starts[0] :])
+            count(groups, n_groups, places, segments_ON[o, first:], width, hist[o, hist_starts[q] - hist_starts[0] :])
 
 
 def counted_rankings(
