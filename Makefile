@@ -13,18 +13,25 @@ PYTHON ?= python3
 EXTRA ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)
 BIN := .venv/bin
 READY := .venv/.ready-$(EXTRA)
+CONSTRAINTS := $(if $(filter gpu,$(EXTRA)),constraints-gpu.txt,constraints.txt)
 
 .PHONY: setup demo test test-all test-heavy lint types docs docs-serve wheel check bench bench-serving bench-throttle bench-scale reproduce reproduce-landmarks reproduce-photographs atlas clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "error: Python 3.11 or newer is needed; name one with PYTHON=python3.12 make $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv .venv
 	@rm -f .venv/.ready-*
 	$(BIN)/python -m pip uninstall --quiet --yes faiss-cpu faiss-gpu 2>/dev/null
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRA),dev,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable '.[$(EXTRA),dev,docs]'
+# milvus-lite, which tests use, brings faiss-cpu, the same module as faiss-gpu; whichever comes last would win.
+ifeq ($(EXTRA),gpu)
+	$(BIN)/python -m pip uninstall --quiet --yes faiss-cpu faiss-gpu
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint $(CONSTRAINTS) faiss-gpu
+	$(BIN)/python -m ray_backfill.engine.stack
+endif
 	@touch $(READY)
 
 demo: setup

@@ -11,6 +11,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's workers are at niceness 15: beside tests that compute, a drill would wait for minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
+# No test but those marked gpu needs a GPU; with one, a local Ray would place other workers than without.
+os.environ.update({} if os.environ.get("GPU_TESTS") else {"CUDA_VISIBLE_DEVICES": ""})
+
 import faiss
 import pytest
 from hypothesis import settings
@@ -40,6 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(1500, method="thread"))
             if item.name.partition("[")[0] not in WITH_RAY:
                 item.add_marker("full")
+    items[:] = [item for item in items if bool(item.get_closest_marker("gpu")) == bool(os.environ.get("GPU_TESTS"))]
     items.sort(key=lambda item: item.get_closest_marker("cluster") is None)
 
 

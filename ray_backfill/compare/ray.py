@@ -37,6 +37,7 @@ from ray_backfill.learn.models.apply import StandInMap
 from ray_backfill.learn.models.gather import rank_and_size
 from ray_backfill.learn.training.fit import fit_into, read_train_set, train_set
 from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.workers.gpus import check_gpus
 from ray_backfill.workers.progress import sent_as_row, sent_to, shown_in
 from ray_backfill.workers.session import has_gpus, placed, session
 from ray_backfill.workers.settings import Workers
@@ -57,9 +58,13 @@ def shard_needs(device: str) -> dict[str, float]:
 
 
 def check_shards(number: int, device: str) -> None:
-    """Raises InputError if the living nodes are too small for the shards."""
+    """Raises InputError if the living nodes are too small for the shards, or torch cannot use their GPUs."""
+    if ":" in device:
+        raise InputError(f"device {device!r} for shards: each has one GPU of its own; give device cuda")
     needs = {kind: number * each for kind, each in shard_needs(device).items()}
     check_room(f"{number} gallery shards", needs, "lower --shards")
+    if device != "cpu":
+        check_gpus()
 
 
 def replay_in_shards(comparison: Comparison, number: int, device: str = "cpu") -> Curves:

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ray_backfill.core.errors import InputError
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.distances.exact import as_float32
@@ -29,16 +28,6 @@ from ray_backfill.engine.systems import IntArray
 TILE_ITEMS = 65_536
 # Part of the device's free memory for galleries that are kept there, and how many threads use the rest at a time.
 _KEPT_PART, _SLOTS = 0.6, 4
-
-
-def check_gpu(device: str) -> None:
-    """Raise InputError if torch cannot use ``device``."""
-    if not torch.cuda.is_available():
-        raise InputError(
-            f"device {device!r} needs a CUDA GPU and a CUDA build of torch, and torch finds none; use device cpu"
-        )
-    if (torch.device(device).index or 0) >= (n := torch.cuda.device_count()):
-        raise InputError(f"there is no device {device!r}; this machine has {n} CUDA GPU(s), numbered from 0")
 
 
 class DeviceTiles:
@@ -222,3 +211,10 @@ def full_float32() -> Iterator[None]:
         yield
     finally:
         setattr(matmul, name, before)
+
+
+def is_exact(device: str) -> bool:
+    """Whether 1 + 2^-12 survives a product with 1, which TF32 rounds to 1, inside ``full_float32``."""
+    with full_float32():
+        left = torch.full((256, 256), 1 + 2.0**-12, device=device)
+        return torch.equal(left @ torch.eye(256, device=device), left)

@@ -15,6 +15,7 @@ import ray
 
 from ray_backfill.core.errors import InputError, Stopped
 from ray_backfill.core.progress import detail, step
+from ray_backfill.workers.gpus import check_gpus
 from ray_backfill.workers.settings import local_cpus
 from ray_backfill.workers.waiting import Deaths, but_died, living_resources
 from ray_backfill.workers.watchdog import kill, rays_notices_as_lines, watched
@@ -152,8 +153,11 @@ def _without_note_of_level() -> Iterator[None]:
 
 
 def has_gpus() -> bool:
-    """Whether the connected cluster has a GPU."""
-    return living_resources().get("GPU", 0) >= 1
+    """Whether the connected cluster has a GPU. Raises InputError if torch cannot use it."""
+    found = living_resources().get("GPU", 0) >= 1
+    if found:
+        check_gpus()
+    return found
 
 
 def placed(
@@ -165,7 +169,8 @@ def placed(
     False for those that compute nothing that a GPU could do.
 
     Raises:
-        InputError: The cluster has too few CPUs or GPUs, and Ray would wait for them forever.
+        InputError: The cluster has too few CPUs or GPUs, and Ray would wait for them forever; or torch cannot use the
+            GPUs, or FAISS those of the shards.
     """
     resources = living_resources()
     gpus, available = int(resources.get("GPU", 0)), resources.get("CPU", 0)
@@ -175,6 +180,8 @@ def placed(
             f"{spare_gpus} shards on GPUs {left}; lower --live.shards.number, or set --live.old-index.device and "
             "--live.new-index.device to cpu"
         )
+    if spare_gpus or (gpus and use_gpus):
+        check_gpus(with_faiss=spare_gpus > 0)
     gpus = gpus - spare_gpus if use_gpus else 0
     number = min(number, gpus) if gpus else number
     if number * cpus + spare_cpus > available:

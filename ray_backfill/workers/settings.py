@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ray_backfill.core.errors import InputError, check_device_name, require_not_negative, require_positive
+from ray_backfill.engine.replay import check_device
 from ray_backfill.learn.training.fit import Tuned
 
 
@@ -63,9 +64,15 @@ class ReplayPlace:
         if self.shards < 0:
             raise InputError(f"--shards must not be negative, got {self.shards}")
         check_device_name(self.device)
+        if self.shards and ":" in self.device:
+            raise InputError(
+                f"--device {self.device} with --shards: each shard has one GPU of its own; give --device cuda"
+            )
 
     def check_local(self) -> None:
-        """Raise InputError for more shards than a local Ray will have CPUs, before it is started."""
+        """Raise InputError for more shards than a local Ray will have CPUs, before it is started, or a missing GPU."""
+        if not self.shards and not os.environ.get("RAY_ADDRESS"):
+            check_device(self.device)
         if not os.environ.get("RAY_ADDRESS") and self.shards > local_cpus():
             raise InputError(
                 f"--shards {self.shards} needs {self.shards} CPUs, but a Ray on this machine has {local_cpus()}; "

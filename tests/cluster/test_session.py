@@ -55,7 +55,9 @@ def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_actors_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
     monkeypatch.setattr(session, "living_resources", lambda: {"CPU": 16.0, "GPU": 2.0})
+    monkeypatch.setattr(session, "check_gpus", lambda with_faiss=False: asked.append(with_faiss))
     assert session.placed(4, 1, "--actors") == (2, True)
     assert session.placed(4, 1, "--actors", spare_gpus=1) == (1, True)
     assert session.placed(4, 1, "--actors", spare_gpus=2, use_gpus=False) == (4, False), "they read stored vectors"
@@ -63,3 +65,6 @@ def test_where_actors_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
         session.placed(4, 1, "--actors", spare_gpus=2)
     with pytest.raises(InputError, match="3 shards on GPUs need more than the 2 of the cluster"):
         session.placed(4, 1, "--actors", spare_gpus=3, use_gpus=False)
+    assert asked == [False, True, True]
+    assert session.placed(4, 1, "--actors", use_gpus=False) == (4, False)
+    assert len(asked) == 3, "who uses no GPU does not look at them"

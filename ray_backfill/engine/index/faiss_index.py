@@ -42,8 +42,9 @@ _LISTS = ("IndexIVFFlat", "IndexIVFPQ", "IndexIVFScalarQuantizer")
 _GRAPHS = ("IndexHNSWFlat", "IndexHNSWPQ", "IndexHNSWSQ")
 _FLAT = ("IndexFlat", "IndexFlatIP", "IndexFlatL2")
 _CODES = ("IndexPQ", "IndexScalarQuantizer")
-# The largest k of a search on a GPU.
+# The largest k and nprobe of a search on a GPU, and the numbers of parts of a product quantizer with tables of float32.
 GPU_MOST_NEAREST = 2048
+_PQ_ON_GPU = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48)
 # Train vectors per centroid: more cost time without benefit (faiss's own limit).
 _TRAIN_PER_CENTROID = 256
 
@@ -168,7 +169,7 @@ def describe(settings: IndexSettings, distance: str, dim: int) -> Kind:
             f"faiss supports the index {settings.kind!r} only with the l2 distance, not {distance}; use another kind"
         )
     if settings.device == "cuda":
-        _check_gpu(settings, name)
+        _check_gpu(settings, inner)
     return Kind(
         name=settings.kind,
         effort=settings.effort or (inner.hnsw.efSearch if name in _GRAPHS else getattr(inner, "nprobe", 0)),
@@ -200,15 +201,27 @@ def held_bytes(index: Any) -> int:
     return held
 
 
-def _check_gpu(settings: IndexSettings, name: str) -> None:
+def _check_gpu(settings: IndexSettings, inner: Any) -> None:
+    """Raise InputError for a kind that faiss cannot search on a GPU; the machine need not have one.
+
+    Source: faiss, gpu/GpuIndexIVF.cu, gpu/impl/IVFPQ.cu and gpu/impl/GpuScalarQuantizer.cuh.
+    """
+    name, reason = type(inner).__name__, ""
     if name not in _LISTS + _FLAT:
-        raise InputError(
-            f"faiss cannot search the index {settings.kind!r} on a GPU; use device cpu, or the kind Flat or IVF"
-        )
-    if not hasattr(faiss, "StandardGpuResources"):
-        raise InputError("this faiss has no GPU support; install faiss-gpu instead of faiss-cpu, or use device cpu")
-    if not faiss.get_num_gpus():
-        raise InputError("faiss finds no GPU; use device cpu")
+        reason = "use device cpu, or the kind Flat or IVF"
+    elif name in _LISTS and settings.effort > GPU_MOST_NEAREST:
+        reason = f"at most {GPU_MOST_NEAREST:,} lists are searched; lower its effort of {settings.effort:,}"
+    elif name == "IndexIVFPQ" and (inner.pq.nbits != 8 or inner.pq.M not in _PQ_ON_GPU):
+        reason = f"product quantizers need 8 bits and {', '.join(map(str, _PQ_ON_GPU))} parts there"
+    elif name == "IndexIVFScalarQuantizer" and inner.sq.qtype not in _sq_on_gpu():
+        reason = "scalar quantizers need 4, 6 or 8 bits or fp16 there"
+    if reason:
+        raise InputError(f"faiss cannot search the index {settings.kind!r} on a GPU: {reason}")
+
+
+def _sq_on_gpu() -> list[int]:
+    names = ("8bit", "8bit_uniform", "8bit_direct", "4bit", "4bit_uniform", "6bit", "fp16")
+    return [getattr(faiss.ScalarQuantizer, f"QT_{name}") for name in names]
 
 
 def _inner(index: Any) -> Any:
@@ -308,6 +321,8 @@ class _Gpu:
     """
 
     def __init__(self) -> None:
+        if not hasattr(faiss, "StandardGpuResources") or not faiss.get_num_gpus():
+            raise InputError("this faiss finds no GPU, or is faiss-cpu; install faiss-gpu, or use device cpu")
         self.resources = faiss.StandardGpuResources()
         self.lock = threading.RLock()  # a thread that holds it may free a copy, when objects are collected
 

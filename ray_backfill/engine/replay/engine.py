@@ -331,7 +331,7 @@ def check_device(device: str) -> None:
     """Raise InputError for a device that is unknown or does not exist on this machine."""
     check_device_name(device)
     if device != "cpu":
-        import_module("ray_backfill.engine.device").check_gpu(device)
+        import_module("ray_backfill.engine.stack").check_gpu(device)
 
 
 def full_float32(torch_device: str | None) -> AbstractContextManager[None]:

@@ -98,8 +98,8 @@ def train_transform(
     """
     device, settings = device or torch.device("cpu"), training.loss
     scale = {name: spread(data.vectors[name]) if settings.relative else 1.0 for name in fit.models}
-    inputs = [all_views(data, name, device) / scale[name] for name in fit.inputs]
-    target = all_views(data, fit.target, device) / scale[fit.target]
+    inputs = [all_views(data, name, device).div_(scale[name]) for name in fit.inputs]
+    target = all_views(data, fit.target, device).div_(scale[fit.target])
     class_KN = torch.full((len(target),), -1, device=device)
     classifier = None
     if fit.disc:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_backfill.core.errors import InputError
@@ -30,6 +30,8 @@ from ray_backfill.learn.training.settings import BackboneTraining
 
 # Images of a step whose cost is counted by running it, for models that cannot be built without data.
 _FEW = 2
+# What CUDA's context, its libraries and workspaces of cuDNN take beside tensors: an estimate.
+_CUDA_BYTES = int(1.5e9)
 
 
 @dataclass(frozen=True)
@@ -208,17 +210,39 @@ def training_rows(labels_N: NDArray[np.int64], classes: list[int]) -> NDArray[np
     return np.flatnonzero(np.isin(labels_N, classes))
 
 
-def step_flops(
+@dataclass(frozen=True)
+class StepCost:
+    """Cost of a training step.
+
+    flops: of all workers, including gradients, counted as ``TrainedBackbone.flops``.
+
+    image_bytes: memory of an image on its worker: what the forward pass keeps for the backward pass, and twice the
+    largest array of these, for gradients on their way. fixed_bytes: weights, their gradients, momentum and DDP's copy.
+    """
+
+    flops: float
+    image_bytes: int
+    fixed_bytes: int
+
+    def gpu_bytes(self, images: int) -> int:
+        """Memory that a GPU needs for a batch of its own, with what CUDA and cuDNN take."""
+        return images * self.image_bytes + self.fixed_bytes + _CUDA_BYTES
+
+    def images_in(self, gpu_bytes: float) -> int:
+        """Largest batch of a GPU with so much memory."""
+        return max(0, int((gpu_bytes - self.fixed_bytes - _CUDA_BYTES) // self.image_bytes))
+
+
+def step_cost(
     info: BackboneInfo,
     training: BackboneTraining,
     batch: int,
     make_objective: MakeObjective = Classification,
     old: BackboneInfo | None = None,
-) -> float:
-    """Floating-point operations of one training step on ``batch`` images (of all workers), including gradients.
+) -> StepCost:
+    """The cost of one training step on ``batch`` images (of all workers).
 
-    old: the frozen old model, for objectives that need it. Training counts in the same way
-    (``TrainedBackbone.flops``), with the same objective.
+    old: the frozen old model, for objectives that need it.
     """
     with shapes_only(info.backbone) as costs_nothing:
         counted = batch if costs_nothing else min(batch, _FEW)
@@ -226,7 +250,19 @@ def step_flops(
         objective = make_objective(info.build(), info, training, frozen)
         view = torch.zeros(counted, info.channels, info.image_size, info.image_size)
         target = torch.zeros(counted, dtype=torch.long)
-        with counted_flops() as flops:
+        kept: dict[int, UntypedStorage] = {}  # by address; those that live keep theirs
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            kept[storage._cdata] = storage
+            return tensor
+
+        with counted_flops() as flops, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             losses, _ = objective([view] * objective.n_views, target)
             losses.sum().backward()
-        return flops() * batch / counted
+    state = [*objective.parameters(), *objective.buffers()]
+    of_state = {each.untyped_storage()._cdata for each in state}
+    sizes = [storage.nbytes() for address, storage in kept.items() if address not in of_state]
+    trained = sum(each.nbytes for each in objective.parameters() if each.requires_grad)
+    fixed = sum(each.nbytes for each in state) + 3 * trained
+    return StepCost(flops() * batch / counted, (sum(sizes) + 2 * max(sizes, default=0)) // counted, fixed)

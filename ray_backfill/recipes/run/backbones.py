@@ -21,12 +21,19 @@ from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.backbones import BackboneInfo, embed_macs, embed_parameters, load_backbone, save_backbone
 from ray_backfill.learn.models.gather import rank_and_size
-from ray_backfill.learn.training.backbone_loop import Epoch, images_per_worker, train_backbone, training_rows
+from ray_backfill.learn.training.backbone_loop import (
+    Epoch,
+    images_per_worker,
+    step_cost,
+    train_backbone,
+    training_rows,
+)
 from ray_backfill.learn.training.batches import feeding
 from ray_backfill.learn.training.objective import Classification, OldModel
 from ray_backfill.learn.training.settings import BackboneSettings, BackboneTraining
+from ray_backfill.workers.gpus import smallest_gpu
 from ray_backfill.workers.progress import sent_to, shown_in
-from ray_backfill.workers.session import session
+from ray_backfill.workers.session import placed, session
 from ray_backfill.workers.settings import Workers
 from ray_backfill.workers.train import run_ddp
 
@@ -82,6 +89,9 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overw
     if begin_stage(folder, key, overwrite):
         return folder
     with session(), task(f"train {title}", unit="steps") as shown, shown_in(shown) as board:
+        number, on_gpu = placed(workers.number, workers.cpus, "--workers")
+        if on_gpu:
+            _check_memory(job, source, len(rows), number)
         threads = max(1, int(workers.cpus))
         config = {"job": job, "folder": str(folder), "threads": threads, "board": board}
         facts = run_ddp(_worker, config, workers, "ray", folder)
@@ -92,6 +102,26 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overw
     finish_stage(folder, facts)
     shutil.rmtree(folder / "ray", ignore_errors=True)  # the checkpoints are no longer needed
     return folder
+
+
+def _check_memory(job: BackboneJob, source: ImageSource, n_rows: int, workers: int) -> None:
+    """Raise InputError if a batch does not fit into the memory of the smallest GPU."""
+    training, kind, old = job.training, all_backbones().get(job.kind), None
+    if job.old:
+        old = load_backbone(job.old)[1]
+    info = BackboneInfo(
+        job.backbone, source.channels, source.image_size, job.classes, cosine_scale=training.cosine_scale
+    )
+    images = images_per_worker(n_rows, job.classes, training, workers)
+    cost = step_cost(info, training, images * workers, kind.objective if kind else Classification, old)
+    needed, there = cost.gpu_bytes(images), smallest_gpu()
+    if there and needed > there:
+        fits = cost.images_in(there)
+        raise InputError(
+            f"training the {job.title} needs about {needed / 1e9:.1f} GB on each GPU for {images:,} images at a "
+            f"time, and the smallest has {there / 1e9:.1f} GB, for {fits:,}; lower its batch to {fits * workers:,} "
+            f"(BatchNorm then sees fewer images), or give --workers.number {-(-images * workers // max(1, fits))}"
+        )
 
 
 def backbone_identity(folder: Path) -> dict[str, Any]:

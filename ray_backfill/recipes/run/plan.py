@@ -13,7 +13,7 @@ from ray_backfill.images.datasets import NotThereError, Published, open_images, 
 from ray_backfill.learn.methods import all_backbones, models_of
 from ray_backfill.learn.models.backbones import BackboneInfo, NetworkCost, network_cost
 from ray_backfill.learn.training import batches as pixels
-from ray_backfill.learn.training.backbone_loop import images_per_worker, step_flops, training_rows
+from ray_backfill.learn.training.backbone_loop import StepCost, images_per_worker, step_cost, training_rows
 from ray_backfill.learn.training.fit import by_size, trials_of
 from ray_backfill.learn.training.objective import Classification
 from ray_backfill.recipes import NO_ROOT, ModelRecipe, PlanningSettings, Recipe
@@ -168,16 +168,30 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class GpuMemory:
+    """Memory of a GPU that trains. images: at a time, its share of a batch. cost: of a step."""
+
+    images: int
+    cost: StepCost
+
+    def __str__(self) -> str:
+        fits = ", ".join(f"{self.cost.images_in(1e9 * gb):,} in {gb} GB" for gb in (40, 80))
+        return f"{_size(self.cost.gpu_bytes(self.images))} for {self.images:,} images at a time; {fits}"
+
+
+@dataclass(frozen=True)
 class Plan:
     """Estimated needs of a run; nothing is measured. macs: of one embedding by each backbone.
 
-    storage: name -> bytes; "(temporary)" at the end of the name if it is deleted when its stage is finished.
+    storage: name -> bytes; "(temporary)" at the end of the name if it is deleted when its stage is finished. memory: of
+    each GPU in a stage that trains a backbone.
     """
 
     counts: Counts
     macs: dict[str, int]
     stages: tuple[Stage, ...]
     storage: dict[str, int]
+    memory: dict[str, GpuMemory]
     settings: PlanningSettings
     workers: Workers
     actors: EmbedActors
@@ -235,10 +249,12 @@ def plan_upgrade(
     settings = settings or PlanningSettings()
     names = models_of(recipe.evaluation.named.methods) if models is None else models
     found = {name: _model(recipe, counts, name) for name in names}
-    planned, storage = list[Stage](), dict[str, int]()
+    planned, storage, memory = list[Stage](), dict[str, int](), dict[str, GpuMemory]()
     on_workers = workers.number, workers.number * workers.cpus, settings
     if "backbones" in stages:
-        planned += [Stage(*_training(recipe, counts, found[name], name, workers), *on_workers) for name in found]
+        for name in found:
+            needs, memory[f"train {name}"] = _training(recipe, counts, found[name], name, workers)
+            planned.append(Stage(*needs, *on_workers))
         sizes = [model.weight_bytes for model in found.values()]
         storage["finished backbones"] = sum(sizes)
         storage[f"checkpoints of the largest backbone while it trains {_TEMPORARY}"] = _CHECKPOINTS * max(sizes)
@@ -249,25 +265,28 @@ def plan_upgrade(
     if "maps" in stages:
         planned += [Stage(*each, *on_workers) for each in _fits(recipe, counts, workers)]
     macs = {name: model.cost.macs for name, model in found.items()}
-    return Plan(counts, macs, tuple(planned), storage, settings, workers, actors)
+    return Plan(counts, macs, tuple(planned), storage, memory, settings, workers, actors)
 
 
 # The fields of a ``Stage`` up to ``flops``.
 _Needs = tuple[str, str, int, int, int, int, float]
 
 
-def _training(recipe: Recipe[Any], counts: Counts, model: _Model, name: str, workers: Workers) -> _Needs:
+def _training(
+    recipe: Recipe[Any], counts: Counts, model: _Model, name: str, workers: Workers
+) -> tuple[_Needs, GpuMemory]:
     how, of, info, _ = model
     batch = workers.number * images_per_worker(of.images, info.classes, how.training, workers.number)
     steps = of.images // batch * how.training.epochs
     kind = all_backbones().get(name)
     old = _model(recipe, counts, "old").info if kind and kind.needs_old else None
-    flops = step_flops(info, how.training, batch, kind.objective if kind else Classification, old) * steps
+    cost = step_cost(info, how.training, batch, kind.objective if kind else Classification, old)
     fits_in_memory = of.images * counts.image_size**2 * counts.channels <= pixels.CACHE_BYTES // workers.number
     # If the images fit in memory, each worker decodes all of them once.
     decoded = of.images * workers.number if fits_in_memory else steps * batch
     what = f"{how.backbone.arch}, {of.images:,} images of {of.classes:,} classes"
-    return f"train {name}", what, how.training.epochs, steps, steps * batch, decoded, flops
+    memory = GpuMemory(batch // workers.number, cost)
+    return (f"train {name}", what, how.training.epochs, steps, steps * batch, decoded, cost.flops * steps), memory
 
 
 def _further_views(recipe: Recipe[Any], counts: Counts) -> int:
@@ -333,7 +352,7 @@ one embedding, in millions of multiply-accumulates: {macs}
 GPU hours: computing time of one GPU. hours: elapsed time; the GPUs are reserved for {_hours(plan.held_gpu_hours)} GPU \
 hours in total.{_advice(plan)}
 
-storage
+{_memory_table(plan)}storage
 {_storage_table(plan)}
 
 These hours are estimates from the floating-point operations of the real networks and losses, and from:
@@ -380,6 +399,13 @@ def _advice(plan: Plan) -> str:
         f"\ndecoding slows down {worst.name} most: {given} {rate:,.0f} img/s, {math.ceil(now * worst.waits)} would be "
         f"enough; set {option}."
     )
+
+
+def _memory_table(plan: Plan) -> str:
+    """Memory of a GPU, and how many images would fit in usual ones: a smaller batch also changes BatchNorm."""
+    width = max(map(len, plan.memory), default=0)
+    lines = [f"  {name:<{width}}  {memory}" for name, memory in plan.memory.items()]
+    return "\n".join(["memory of each GPU (estimate)", *lines, "", ""]) if lines else ""
 
 
 def _storage_table(plan: Plan) -> str:

@@ -229,12 +229,30 @@ def test_invalid_settings_are_refused() -> None:
             IndexSettings(**wrong)
 
 
-def test_a_missing_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="cannot search the index 'HNSW8' on a GPU"):
-        check_index(IndexSettings("HNSW8", device="cuda"), 16, "l2")
+@pytest.mark.parametrize(
+    ("kind", "effort", "problem"),
+    [
+        ("HNSW8", 0, "use device cpu, or the kind Flat or IVF"),
+        ("IVF4096,Flat", 3000, "at most 2,048 lists are searched; lower its effort of 3,000"),
+        ("IVF16,PQ6", 4, "product quantizers need 8 bits and 1, 2, 3, 4, 8"),
+        ("IVF16,PQ8x4", 4, "product quantizers need 8 bits"),
+        ("IVF16,SQbf16", 4, "scalar quantizers need 4, 6 or 8 bits or fp16 there"),
+    ],
+)
+def test_what_a_gpu_cannot_search_is_said_before_anything_starts(kind: str, effort: int, problem: str) -> None:
+    with pytest.raises(InputError, match=f"cannot search the index '{kind}' on a GPU: .*{problem}"):
+        check_index(IndexSettings(kind, effort, "cuda"), 48, "l2")
+    check_index(IndexSettings(kind, effort), 48, "l2")
+
+
+@pytest.mark.parametrize("kind", ["Flat", "IVF16,Flat", "IVF16,PQ8", "IVF16,SQ6", "OPQ8,IVF16,SQfp16"])
+def test_the_driver_needs_no_gpu_but_a_partition_does(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = IndexSettings(kind, 4, "cuda")
+    check_index(settings, 48, "l2")
     monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
-    with pytest.raises(InputError, match="no GPU support"):
-        check_index(IndexSettings("Flat", device="cuda"), 16, "l2")
+    train = np.random.default_rng(0).normal(size=(600, 48)).astype(np.float32)
+    with pytest.raises(InputError, match="finds no GPU, or is faiss-cpu; install faiss-gpu"):
+        make_partition(settings, "l2", 48, train)
 
 
 def test_vectors_too_long_for_faiss_are_refused() -> None:
@@ -283,6 +301,7 @@ def test_a_copy_on_a_gpu_is_freed_under_the_lock(monkeypatch: pytest.MonkeyPatch
             held.append(gpu.lock._is_owned())
 
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda resources, number, index: Copy(), raising=False)
     gpu: Any = faiss_index._Gpu()
     copy = gpu.copy(None, "Flat")

@@ -149,7 +149,7 @@ def test_ctrl_c_and_errors_end_a_replay_at_once() -> None:
         assert len(tiles) < 500  # of 2 x 2 x 1,000
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("metrics", [METRICS, CUT_METRICS])
 @pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
 def test_a_gpu_gives_the_same_curves(metrics: tuple[str, ...], distance: str) -> None:

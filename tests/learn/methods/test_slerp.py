@@ -85,9 +85,9 @@ def test_recall_is_that_of_a_plain_loop(n_queries: int) -> None:
 
 
 def test_the_point_with_the_best_recall_is_chosen() -> None:
-    train, label = embeddings(6, 6, n=300)
+    train, label = embeddings(6, 6, n=120)
     network = fitted(TrainSet(train, label))
-    drawn = np.random.default_rng(0).permutation(300)
+    drawn = np.random.default_rng(0).permutation(120)
     queries = [replace(network, alpha=alpha)(train["old"], train["new"])[drawn] for alpha in ALPHAS]
     found = [plain_recall(each, train["old"][drawn], label[drawn]) for each in queries]
     assert network.alpha == ALPHAS[found.index(max(found))]

@@ -1,6 +1,8 @@
 """Plans against hand-computed arithmetic, published sizes of networks, and what real trainings count and do."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,13 +13,14 @@ import pytest
 import torch
 
 from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.core.errors import InputError
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.class_split import Protocol, split_classes
 from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.backbones import BackboneInfo, network_cost
 from ray_backfill.learn.training import batches as pixels
-from ray_backfill.learn.training.backbone_loop import step_flops, train_backbone, training_rows
+from ray_backfill.learn.training.backbone_loop import step_cost, train_backbone, training_rows
 from ray_backfill.learn.training.objective import Classification, OldModel
 from ray_backfill.learn.training.settings import (
     BackboneSettings,
@@ -27,6 +30,7 @@ from ray_backfill.learn.training.settings import (
     TransformTraining,
 )
 from ray_backfill.recipes import EmbedSettings, ModelRecipe, PlanningSettings, Recipe
+from ray_backfill.recipes.run import backbones
 from ray_backfill.recipes.run.plan import Counts, ModelCounts, Plan, count_images, describe_plan, plan_upgrade
 from ray_backfill.workers.settings import EmbedActors, Workers
 
@@ -126,7 +130,7 @@ def test_training_costs_three_times_a_forward_pass_but_for_the_gradient_of_image
     info = BackboneInfo(BackboneSettings("convnet", 12, 4), 3, 16, list(range(10)))
     forward = convnet_macs(4, 12) + 12 * 10
     first_layer = 9 * 3 * 4 * 16**2  # nobody needs the gradient of its input
-    assert step_flops(info, BackboneTraining(), batch=64) == 2 * 64 * (3 * forward - first_layer)
+    assert step_cost(info, BackboneTraining(), batch=64).flops == 2 * 64 * (3 * forward - first_layer)
 
 
 @pytest.mark.parametrize(("arch", "giga_macs"), [("resnet18", 1.8), ("resnet50", 4.1), ("vit_b_32", 4.4)])
@@ -255,3 +259,70 @@ def test_a_backbone_of_another_size_is_planned_with_its_own() -> None:
     """d-Simplex: as many dimensions as there are labels, less one."""
     found, numbers = plan(small_recipe(("dsimplex",))), 2 * 12 + 2 * 9
     assert any(f"x {numbers} " in name for name in found.storage)
+
+
+# The process that trains has nothing else in memory. Adds what it holds above the network: gradients, momentum, arrays.
+MEASURE = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+import torch
+from benchmarks.replay_tools import peak_memory_mb
+from ray_backfill.learn.models.backbones import BackboneInfo
+from ray_backfill.learn.training.backbone_loop import step_cost
+from ray_backfill.learn.training.objective import Classification
+from ray_backfill.learn.training.settings import BackboneSettings, BackboneTraining
+
+info, batch = BackboneInfo(BackboneSettings(arch="resnet18", dim=64), 3, 64, list(range(10))), 192
+objective = Classification(info.build(), info, BackboneTraining(), None)
+optimizer = torch.optim.SGD(objective.parameters(), 0.1, 0.9)
+
+def train():
+    for _ in range(2):
+        losses, _ = objective([torch.zeros(batch, 3, 64, 64)], torch.zeros(batch, dtype=torch.long))
+        optimizer.zero_grad()
+        losses.sum().backward()
+        optimizer.step()
+
+found, cost = peak_memory_mb(train), step_cost(info, BackboneTraining(), batch)
+weights = sum(each.nbytes for each in objective.parameters())
+expected = batch * cost.image_bytes + cost.fixed_bytes - 2 * weights  # that the network holds before, and DDP's copy
+print(found * 2**20 / expected)
+"""
+
+
+def test_the_memory_of_a_step_is_what_a_process_takes() -> None:
+    root = str(Path(__file__).parents[3])
+    done = subprocess.run([sys.executable, "-c", MEASURE, root], capture_output=True, text=True, check=True)
+    assert 0.75 < float(done.stdout) < 1.25, "an estimate: kernels have room of their own"
+
+
+def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = small_recipe()
+    source = open_images(recipe.source)
+    how = replace(recipe.old, backbone=BackboneSettings(arch="resnet50"))
+    classes = list(range(int(source.items("train").labels_N.max()) + 1))
+    training = replace(how.training, batch=1024)
+    job = backbones.BackboneJob("old model", recipe.source, classes, how.backbone, training)
+    monkeypatch.setattr(backbones, "smallest_gpu", lambda: 0)
+    backbones._check_memory(job, source, 5000, 2)  # without GPUs
+    monkeypatch.setattr(backbones, "smallest_gpu", lambda: int(2e9))
+    with pytest.raises(InputError, match=r"needs about .* for 512 images at a time, and the smallest has 2.0") as e:
+        backbones._check_memory(job, source, 5000, 2)
+    found = re.search(r"for (\d+); lower its batch to (\d+) .* or give --workers.number (\d+)$", str(e.value))
+    assert found
+    fits, batch, workers = map(int, found.groups())
+    assert batch == 2 * fits
+    backbones._check_memory(replace(job, training=replace(training, batch=batch)), source, 5000, 2)
+    backbones._check_memory(job, source, 5000, workers)
+    with pytest.raises(InputError):
+        backbones._check_memory(replace(job, training=replace(training, batch=batch + 2)), source, 5000, 2)
+
+
+def test_the_plan_names_the_memory_of_each_gpu() -> None:
+    found = plan(small_recipe())
+    lines = describe_plan(found).split("memory of each GPU (estimate)\n")[1].split("\n\n")[0].splitlines()
+    assert [line.split("  ")[1] for line in lines] == list(found.memory)
+    for line, memory in zip(lines, found.memory.values(), strict=True):
+        fits = memory.cost.images_in(40e9)
+        assert f"for {memory.images:,} images at a time; {fits:,} in 40 GB" in line
+        assert memory.cost.gpu_bytes(fits) <= 40e9 < memory.cost.gpu_bytes(fits + 1)

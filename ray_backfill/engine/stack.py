@@ -1,0 +1,138 @@
+"""Whether torch and FAISS can use the GPUs of this machine; if not, why, and what mends it.
+
+Ray counts GPUs through the driver, torch and FAISS through CUDA: a build for CPUs, or for a newer driver, sees none of
+those that Ray hands out. Two distributions of FAISS overwrite each other's files.
+"""
+
+import re
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from ray_backfill.core.errors import InputError
+
+# Oldest driver of each major version of CUDA. Source: CUDA Compatibility, NVIDIA, table 1: minor versions are
+# compatible with all drivers of their major version.
+OLDEST_DRIVER = {12: 525, 13: 580}
+INSTALL = "pip install -c constraints-gpu.txt '.[gpu]'"
+MEND_FAISS = "pip uninstall -y faiss-cpu faiss-gpu; pip install --no-deps -c constraints-gpu.txt faiss-gpu"
+ROUNDED = (
+    "float32 products on the GPU are rounded, so that no result is exact; unset NVIDIA_TF32_OVERRIDE and "
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
+)
+_FAISS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12")
+_DRIVER = Path("/proc/driver/nvidia")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What one process sees.
+
+    torch: version. cuda: that torch is built for; "" for CPUs. driver: of the GPUs; "" if there is none. gpus: number
+    that torch can use. is_exact: whether float32 products on the first one are not rounded. faiss: distributions that
+    are installed. faiss_gpus: number that FAISS can use; -1 for a build for CPUs. memory: bytes of the smallest GPU.
+    """
+
+    torch: str
+    cuda: str
+    driver: str
+    gpus: int
+    is_exact: bool
+    faiss: tuple[str, ...]
+    faiss_gpus: int
+    memory: int = 0
+
+    def problem(self, gpus: int, with_faiss: bool = False) -> str:
+        """What keeps this process from using ``gpus`` GPUs, and what mends it; "" if nothing does.
+
+        gpus: that Ray or the driver counts. with_faiss: whether FAISS needs them, too.
+        """
+        if not self.cuda:
+            return f"torch {self.torch} is built for CPUs; {INSTALL}"
+        if gpus and not self.gpus:
+            return f"torch {self.torch} for CUDA {self.cuda} finds no GPU{self._why()}"
+        if self.gpus < gpus:
+            return f"torch finds {self.gpus} of {gpus} GPUs; compare nvidia-smi and CUDA_VISIBLE_DEVICES"
+        if not self.is_exact:
+            return ROUNDED
+        if len(self.faiss) > 1:
+            return f"{' and '.join(self.faiss)} are installed, and each overwrites files of the other; {MEND_FAISS}"
+        if with_faiss and self.faiss_gpus < gpus:
+            found = "is built for CPUs" if self.faiss_gpus < 0 else f"finds {self.faiss_gpus} of {gpus} GPUs"
+            return f"FAISS {found}; {MEND_FAISS}"
+        return ""
+
+    def _why(self) -> str:
+        needed = OLDEST_DRIVER.get(int(self.cuda.split(".")[0]))
+        if not self.driver:
+            return ": no NVIDIA driver is loaded; see nvidia-smi"
+        if needed and int(self.driver.split(".")[0]) < needed:
+            return f": it needs driver {needed} or newer, and this is {self.driver}; update it, or {INSTALL}"
+        return f" with driver {self.driver}; see nvidia-smi and CUDA_VISIBLE_DEVICES"
+
+
+def read_stack() -> Stack:
+    """Look at this process. Cost: seconds, for CUDA starts."""
+    import torch
+
+    from ray_backfill.engine.device import is_exact
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return Stack(
+        torch.__version__, torch.version.cuda or "", driver_version(), gpus, not gpus or is_exact("cuda"),
+        tuple(name for name in _FAISS if _is_installed(name)), _gpus_of_faiss(),
+        min((torch.cuda.get_device_properties(i).total_memory for i in range(gpus)), default=0),
+    )  # fmt: skip
+
+
+def check_gpu(device: str) -> None:
+    """Raise InputError if torch cannot use ``device``, or only with rounded products."""
+    import torch
+
+    from ray_backfill.engine.device import is_exact
+
+    if not (n := torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        raise InputError(f"device {device!r}: {read_stack().problem(1)}; or use device cpu")
+    if (torch.device(device).index or 0) >= n:
+        raise InputError(f"there is no device {device!r}; this machine has {n} CUDA GPU(s), numbered from 0")
+    if not is_exact(device):
+        raise InputError(f"device {device!r}: {ROUNDED}")
+
+
+def driver_version() -> str:
+    """Version of the NVIDIA driver; "" if none is loaded."""
+    try:
+        found = re.search(r"Module(?: for \S+)?\s+(\d+\.[\d.]+)", (_DRIVER / "version").read_text())
+    except OSError:
+        return ""
+    return found.group(1) if found else ""
+
+
+def driver_gpus() -> int:
+    """Number of GPUs that the driver has."""
+    return len(list(_DRIVER.glob("gpus/*")))
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _gpus_of_faiss() -> int:
+    try:
+        faiss: Any = import_module("faiss")
+    except ImportError:
+        return -1
+    return faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else -1
+
+
+if __name__ == "__main__":  # the last step of `EXTRA=gpu make setup`
+    there = driver_gpus()
+    if problem := read_stack().problem(there, with_faiss=there > 0):
+        sys.exit(f"error: {problem}")

@@ -1,0 +1,53 @@
+"""A Ray that counts GPUs which torch cannot use, as with a build for CPUs or for a newer driver: refused at once."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+# Two GPUs that only Ray knows of.
+CODE = """
+import json, sys, time
+import ray
+from ray_backfill.core.errors import InputError
+from ray_backfill.compare.ray import check_shards
+from ray_backfill.workers.session import has_gpus, placed
+ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
+found = {}
+for name, ask in {
+    "train": lambda: placed(2, 1, "--workers"),
+    "stored vectors": lambda: placed(2, 1, "--actors", use_gpus=False),
+    "shards on GPUs": lambda: placed(2, 1, "--actors", spare_gpus=1, use_gpus=False),
+    "maps": has_gpus,
+    "replay": lambda: check_shards(2, "cuda"),
+    "one of them": lambda: check_shards(2, "cuda:1"),
+    "on CPUs": lambda: check_shards(2, "cpu"),
+}.items():
+    try:
+        found[name] = ask()
+    except InputError as error:
+        found[name] = str(error)
+print(json.dumps(found))
+"""
+
+
+def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=500, cwd=tmp_path, env=environment,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["stored vectors"] == [2, False]
+    assert found["on CPUs"] is None
+    assert found["one of them"] == "device 'cuda:1' for shards: each has one GPU of its own; give device cuda"
+    for name in ("train", "shards on GPUs", "maps", "replay"):
+        assert found[name].startswith("Ray counts 2 GPU(s) on node "), name
+        assert "but torch " in found[name]
+        assert "constraints-gpu.txt" in found[name]

@@ -1,0 +1,74 @@
+"""What keeps torch and FAISS from GPUs that Ray counts is said in one line, with what mends it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import faiss
+import pytest
+import torch
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.engine import stack
+from ray_backfill.engine.device import is_exact
+from ray_backfill.engine.replay import check_device
+from ray_backfill.engine.stack import Stack, driver_gpus, driver_version, read_stack
+
+GOOD = Stack("2.10.0", "12.8", "535.104.05", 8, True, ("faiss-gpu",), 8)
+
+
+def test_a_stack_that_agrees_has_no_problem() -> None:
+    assert GOOD.problem(8, with_faiss=True) == ""
+    assert replace(GOOD, faiss=(), faiss_gpus=-1).problem(8) == "", "without FAISS indexes on GPUs"
+    assert replace(GOOD, gpus=0, driver="", faiss_gpus=0).problem(0) == "", "an image is built without a GPU"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem", "mend"),
+    [
+        ({"torch": "2.13.0+cpu", "cuda": "", "gpus": 0}, "torch 2.13.0+cpu is built for CPUs", stack.INSTALL),
+        (
+            {"torch": "2.13.0", "cuda": "13.0", "gpus": 0},
+            "torch 2.13.0 for CUDA 13.0 finds no GPU: it needs driver 580 or newer, and this is 535.104.05",
+            stack.INSTALL,
+        ),
+        ({"gpus": 0, "driver": ""}, "finds no GPU: no NVIDIA driver is loaded", "nvidia-smi"),
+        ({"gpus": 0}, "torch 2.10.0 for CUDA 12.8 finds no GPU with driver 535.104.05", "CUDA_VISIBLE_DEVICES"),
+        ({"gpus": 4}, "torch finds 4 of 8 GPUs", "CUDA_VISIBLE_DEVICES"),
+        ({"is_exact": False}, "float32 products on the GPU are rounded", "unset NVIDIA_TF32_OVERRIDE"),
+        ({"faiss": ("faiss-cpu", "faiss-gpu")}, "faiss-cpu and faiss-gpu are installed", stack.MEND_FAISS),
+        ({"faiss": ("faiss-cpu",), "faiss_gpus": -1}, "FAISS is built for CPUs", stack.MEND_FAISS),
+        ({"faiss_gpus": 0}, "FAISS finds 0 of 8 GPUs", stack.MEND_FAISS),
+    ],
+)
+def test_each_problem_is_named_with_what_mends_it(change: dict[str, object], problem: str, mend: str) -> None:
+    found = replace(GOOD, **change).problem(8, with_faiss=True)  # type: ignore[arg-type]
+    assert problem in found
+    assert mend in found
+    assert "\n" not in found
+
+
+def test_this_process_is_read_as_it_is() -> None:
+    found = read_stack()
+    assert (found.torch, found.cuda) == (torch.__version__, torch.version.cuda or "")
+    assert len(found.faiss) == 1, "one FAISS"
+    assert (found.faiss_gpus >= 0) == hasattr(faiss, "StandardGpuResources") == (found.faiss == ("faiss-gpu",))
+    assert is_exact("cpu")
+
+
+def test_the_driver_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "_DRIVER", tmp_path)
+    assert (driver_version(), driver_gpus()) == ("", 0)
+    for line in (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build",
+    ):
+        (tmp_path / "version").write_text(f"{line}\nGCC version: gcc version 12.2.0\n")
+        assert driver_version() == "535.104.05"
+    for number in range(2):
+        (tmp_path / f"gpus/0000:0{number}:00.0").mkdir(parents=True)
+    assert driver_gpus() == 2
+
+
+def test_a_device_without_a_gpu_says_why() -> None:
+    with pytest.raises(InputError, match=r"device 'cuda': torch \S+ .*; or use device cpu"):
+        check_device("cuda")
