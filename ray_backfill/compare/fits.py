@@ -110,7 +110,7 @@ class Trial(MapJob):
         data = {"data": folder.fingerprint(method.models, _SCORED_ON)}
         return RunKey("trial", {"measured": measured, **of_fit.settings}, data)
 
-    def run(self) -> None:
+    def run(self, device: str | None = None) -> None:
         """Fit, replay and store the score: the area under the metric over a backfill; None if the training diverged."""
         from ray_backfill.learn.training.fit import one_thread
 
@@ -120,7 +120,7 @@ class Trial(MapJob):
         with one_thread(method.is_trained), TemporaryDirectory() as scratch:
             network, score = Path(scratch) / method.name, None
             begin_stage(network, RunKey("map"))
-            fit_map(network, method, train_set(split), self.settings, self.distance)
+            fit_map(network, method, train_set(split), self.settings, self.distance, device)
             if is_finished(network):
                 maps, measured = FittedMaps({method.name: network}), (self.metric, self.distance, self.order_seed)
                 curves = replay_on_validation(split.validation, [method], maps, *measured, threads=1)

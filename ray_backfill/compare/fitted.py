@@ -7,6 +7,7 @@ Shapes: N gallery items, C classes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,20 @@ class MapJob:
     data: Path
     out: Path
 
-    def run(self) -> None:
+    def run(self, device: str | None = None) -> None:
         """Read the train split, and fit the map; one whose training diverges is left unfinished."""
         (method,) = find_methods((self.method,))
         assert method.fit is not None
-        fit_map(self.out, method, read_train_set(self.data, method.fit.models), self.settings, self.distance)
+        data = read_train_set(self.data, method.fit.models)
+        fit_map(self.out, method, data, self.settings, self.distance, device)
 
 
-def fit_map(out: Path, method: Method, data: TrainSet, settings: FitSettings, distance: str) -> None:
+def fit_map(
+    out: Path, method: Method, data: TrainSet, settings: FitSettings, distance: str, device: str | None = None
+) -> None:
     """Fit a map in one thread of this process. out: a stage that has begun; unfinished if the training diverges.
+
+    device: of torch; None for the CPU.
 
     Raises:
         InputError: The data are too few.
@@ -87,7 +93,8 @@ def fit_map(out: Path, method: Method, data: TrainSet, settings: FitSettings, di
     method.fit.check(data, settings, 1)
     with one_thread(method.is_trained):
         settings, _ = sized(method.fit, settings, data, distance)
-        fit_into(out, method.title, method.fit, data, settings, distance)
+        place = import_module("torch").device(device) if device else None
+        fit_into(out, method.title, method.fit, data, settings, distance, place)
 
 
 def mapped_gallery(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> FloatArray:

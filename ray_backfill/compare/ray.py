@@ -37,13 +37,13 @@ from ray_backfill.learn.models.apply import StandInMap
 from ray_backfill.learn.models.gather import rank_and_size
 from ray_backfill.learn.training.fit import fit_into, read_train_set, train_set
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.gpus import check_gpus
+from ray_backfill.workers.gpus import check_gpus, gpu_of_task
 from ray_backfill.workers.progress import sent_as_row, sent_to, shown_in
 from ray_backfill.workers.session import has_gpus, placed, session
 from ray_backfill.workers.settings import Workers
 from ray_backfill.workers.side_by_side import OfMethod, run_side_by_side
 from ray_backfill.workers.train import run_ddp
-from ray_backfill.workers.waiting import Actors, check_room
+from ray_backfill.workers.waiting import Actors, check_room, living_resources
 
 T = TypeVar("T")
 
@@ -53,8 +53,11 @@ _Question = Literal["positive_keys", "count", "nearest"]
 
 
 def shard_needs(device: str) -> dict[str, float]:
-    """The resources of one shard."""
-    return {"CPU": 1} if device == "cpu" else {"CPU": 1, "GPU": 1}
+    """The resources of one shard. With a GPU, exact keys are the limit, which CPUs make."""
+    if device == "cpu":
+        return {"CPU": 1}
+    there = living_resources()
+    return {"CPU": max(1, min(_BLOCKS, int(there.get("CPU", 0) // max(1, there.get("GPU", 0))))), "GPU": 1}
 
 
 def check_shards(number: int, device: str) -> None:
@@ -98,7 +101,8 @@ class RemoteShards:
         self.edges = np.linspace(0, n_gallery, min(number, n_gallery) + 1).astype(int).tolist()
         queries = folder.queries or folder.gallery
         needs = shard_needs(device)
-        make = ray.remote(num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0))(actor or ShardActor)
+        several = int(needs["CPU"])  # a GPU computes for one block while others' keys are made
+        make = ray.remote(num_cpus=several, num_gpus=needs.get("GPU", 0), max_concurrency=several)(actor or ShardActor)
         models = folder.models if stand_in is None else ("old",)
         self.actors = [
             make.remote(
@@ -196,6 +200,8 @@ class ShardActor:
     ) -> None:  # fmt: skip
         self.first, self.distance, self.stand_in = gallery.first, distance, stand_in
         self.torch_device = None if device == "cpu" else device
+        self._exact = full_float32(self.torch_device)  # of this process: several blocks are answered at a time
+        self._exact.__enter__()
         self.rows = queries, gallery
         self.embeddings: Embeddings | None = None
         self.systems: list[RetrievalSystem] = []
@@ -226,8 +232,7 @@ class ShardActor:
         )
 
     def answer(self, question: _Question, arguments: tuple[Any, ...]) -> Any:
-        with full_float32(self.torch_device):
-            return getattr(self.shard, question)(*writable(arguments))
+        return getattr(self.shard, question)(*writable(arguments))
 
 
 def writable(value: Any) -> Any:
@@ -249,7 +254,7 @@ class Job(OfMethod, Protocol):
     @property
     def out(self) -> Path: ...
 
-    def run(self) -> None: ...
+    def run(self, device: str | None = None) -> None: ...
 
 
 def fit_side_by_side(jobs: Sequence[Job], train_bytes: int, shown: Task, max_failures: int) -> None:
@@ -266,7 +271,7 @@ def fit_side_by_side(jobs: Sequence[Job], train_bytes: int, shown: Task, max_fai
 
 def _run_alone(job: Job, board: ActorHandle) -> None:
     with sent_as_row(board, str(job.out)):
-        job.run()
+        job.run(gpu_of_task())
 
 
 def train_maps(
@@ -278,7 +283,7 @@ def train_maps(
     workers: Workers,
     shown: Task,
 ) -> None:
-    """Train the maps of these methods into ``out/<method>``: side by side, or with GPUs one after the other by DDP.
+    """Train the maps of these methods into ``out/<method>``: side by side, or a single one by DDP on all GPUs.
 
     settings: method name -> its settings. shown: the row that counts methods on the terminal. See ``fit_stage``.
     """
@@ -288,7 +293,7 @@ def train_maps(
         for method in methods:
             assert method.fit is not None
             method.fit.check(data, settings[method.name], together.number)
-        if not has_gpus():
+        if len(methods) > 1 or not has_gpus():
             jobs = [MapJob(m.name, settings[m.name], distance, folder.train_path, out / m.name) for m in methods]
             fit_side_by_side(jobs, folder.train_bytes, shown, workers.max_failures)
             return
@@ -296,8 +301,8 @@ def train_maps(
             config = {
                 "data": str(folder.train_path),
                 "models": tuple(data.vectors),
-                "methods": [method.name for method in methods],
-                "settings": {method.name: settings[method.name] for method in methods},
+                "method": methods[0].name,
+                "settings": settings[methods[0].name],
                 "distance": distance,
                 "out": str(out),
                 "board": board,
@@ -320,7 +325,7 @@ def for_maps(workers: Workers) -> Workers:
 
 
 def _worker(config: dict[str, Any]) -> None:
-    """Runs on every DDP worker: trains one method after the other; the first worker reports progress."""
+    """Runs on every DDP worker: trains a map; the first worker reports progress."""
     from ray.train.torch import get_device  # takes a second to import, and shards do without
 
     before: State = config["shown"]
@@ -328,10 +333,8 @@ def _worker(config: dict[str, Any]) -> None:
         sent_to(config["board"], rank_and_size()[0] == 0),
         task(before.title, before.total, before.unit, before.done) as shown,
     ):
-        folder, out = Path(config["data"]), Path(config["out"])
-        data, device = read_train_set(folder, config["models"]), get_device()
-        for method in find_methods(tuple(config["methods"])):
-            assert method.fit is not None
-            settings = config["settings"][method.name]
-            fit_into(out / method.name, method.title, method.fit, data, settings, config["distance"], device)
-            shown.advance()
+        data, (method,) = read_train_set(Path(config["data"]), config["models"]), find_methods((config["method"],))
+        assert method.fit is not None
+        out, settings = Path(config["out"]) / method.name, config["settings"]
+        fit_into(out, method.title, method.fit, data, settings, config["distance"], get_device())
+        shown.advance()

@@ -40,6 +40,11 @@ def smallest_gpu() -> int:
     return min((stack.memory for stack in _ASKED.values()), default=0)
 
 
+def gpu_of_task() -> str | None:
+    """The torch device of this task, if Ray gave it a GPU: each task sees its own one alone."""
+    return "cuda" if ray.get_gpu_ids() else None
+
+
 def _stack() -> Stack:
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # as Ray sets it for tasks without GPUs
         del os.environ["CUDA_VISIBLE_DEVICES"]

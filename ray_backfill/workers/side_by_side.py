@@ -1,4 +1,4 @@
-"""Runs jobs side by side: each is a Ray task of one thread, as many at a time as there are CPUs."""
+"""Runs jobs side by side: each is a Ray task of one thread, as many at a time as there are CPUs, or GPUs if any."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from ray_backfill.core.errors import InputError, input_error_in
 from ray_backfill.core.progress import Task
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.workers.progress import shown_in
+from ray_backfill.workers.session import has_gpus
 from ray_backfill.workers.waiting import Room, answer_of, wait_for_one
 
 
@@ -40,11 +41,15 @@ def run_side_by_side(
     Raises:
         InputError: A job failed. The others are stopped; what is finished is kept.
     """
-    options = {"num_cpus": 1, "memory": _memory(train_bytes), "max_retries": max_failures}
+    gpus = int(has_gpus())
+    options = {"num_cpus": 1, "num_gpus": gpus, "memory": _memory(train_bytes), "max_retries": max_failures}
     task = ray.remote(**options)(run)
     with shown_in(shown) as board:
         jobs_of = {task.remote(job, board): job for job in jobs}
-        running, room = list(jobs_of), Room("maps", {"CPU": 1}, "start nodes again, and run the same command")
+        running, room = (
+            list(jobs_of),
+            Room("maps", {"CPU": 1, "GPU": gpus}, "start nodes again, and run the same command"),
+        )
         try:
             while running:
                 done, running = wait_for_one(running, room)

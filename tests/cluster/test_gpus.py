@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,24 @@ pytestmark = pytest.mark.cluster
 # Two GPUs that only Ray knows of.
 CODE = """
 import json, sys, time
+from dataclasses import dataclass
+from pathlib import Path
 import ray
 from ray_backfill.core.errors import InputError
 from ray_backfill.compare.ray import check_shards
 from ray_backfill.workers.session import has_gpus, placed
 ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
+from ray_backfill.compare import ray as sharded
+from ray_backfill.core.progress import task
+from ray_backfill.workers import side_by_side
+
+@dataclass(frozen=True)
+class Job:
+    method: str
+    out: Path
+    def run(self, device=None):
+        (self.out / self.method).write_text(f"{device} {ray.get_gpu_ids()}")
+
 found = {}
 for name, ask in {
     "train": lambda: placed(2, 1, "--workers"),
@@ -32,6 +46,11 @@ for name, ask in {
         found[name] = ask()
     except InputError as error:
         found[name] = str(error)
+side_by_side.has_gpus = lambda: True  # as if torch could use them
+with task("fit maps", 2) as shown:
+    sharded.fit_side_by_side([Job(name, Path.cwd()) for name in ("rm", "fct")], 0, shown, 0)
+found["maps have"] = sorted(Path(name).read_text() for name in ("rm", "fct"))
+found["shard needs"] = sharded.shard_needs("cuda")
 print(json.dumps(found))
 """
 
@@ -47,6 +66,8 @@ def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(tmp_path:
     assert found["stored vectors"] == [2, False]
     assert found["on CPUs"] is None
     assert found["one of them"] == "device 'cuda:1' for shards: each has one GPU of its own; give device cuda"
+    assert all(re.fullmatch(r"cuda \[[01]\]", each) for each in found["maps have"]), "each map has a GPU of its own"
+    assert found["shard needs"] == {"CPU": 2, "GPU": 1}
     for name in ("train", "shards on GPUs", "maps", "replay"):
         assert found[name].startswith("Ray counts 2 GPU(s) on node "), name
         assert "but torch " in found[name]

@@ -118,11 +118,14 @@ def _folder(path: Path) -> EmbeddingFolder:
 
 @pytest.mark.usefixtures("ray_session")
 def test_two_workers_fit_what_one_process_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As where there are GPUs; on CPUs each map is a task of its own (test_side_by_side.py).
+    # As where there are GPUs and one map; several, and those on CPUs, are tasks (test_side_by_side.py).
     monkeypatch.setattr("ray_backfill.compare.ray.has_gpus", lambda: True)
     folder = _folder(tmp_path / "data")
     methods = find_methods(("rm_naive", "rqt", "rm", "fct", "procrustes_query"))
-    found = fit_stage(tmp_path / "maps", folder, methods, FITS, "cosine", Workers(number=2))
+    monkeypatch.setattr("ray_backfill.compare.fits.has_more_than_cpus", lambda: True)
+    found: dict[str, Path] = {}
+    for method in methods:
+        found |= fit_stage(tmp_path / "maps", folder, [method], FITS, "cosine", Workers(number=2))
     assert set(found) == {"rqt", "rm", "fct", "procrustes_query"}
     assert folder.train is not None
     data = TrainSet(folder.train.vectors, folder.train.label)
