@@ -8,14 +8,14 @@
 # make reproduce-landmarks        docs/results/landmarks.md: the same on rendered landmarks, open class
 # make reproduce-photographs DATA=PATH        docs/results/tiny_imagenet.md: methods of two models on photographs, five seeds
 # make atlas DATA=PATH            docs/results/atlas.md: pretrained models on public collections, and what rules of choice lose
-# EXTRA=gpu make setup            on a machine with a CUDA GPU
+# EXTRA=gpu make setup            on a machine with a CUDA GPU; make gpu then measures there what no other machine can (docs/gpu.md)
 PYTHON ?= python3
 EXTRA ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)
 BIN := .venv/bin
 READY := .venv/.ready-$(EXTRA)
 CONSTRAINTS := $(if $(filter gpu,$(EXTRA)),constraints-gpu.txt,constraints.txt)
 
-.PHONY: setup demo test test-all test-heavy lint types docs docs-serve wheel check bench bench-serving bench-throttle bench-scale reproduce reproduce-landmarks reproduce-photographs atlas clean
+.PHONY: setup demo test test-all test-heavy lint types docs docs-serve wheel check bench bench-serving bench-throttle bench-scale reproduce reproduce-landmarks reproduce-photographs atlas gpu clean
 
 setup: $(READY)
 
@@ -105,6 +105,10 @@ atlas: setup
 	@test -n "$(DATA)" || { echo "error: say where the collections are: make atlas DATA=PATH"; exit 2; }
 	$(BIN)/python -m reproduction.atlas --data-root $(abspath $(DATA)) \
 	  $(if $(METHOD),--methods $(METHOD),--page docs/results/atlas.md --findings docs/results/atlas-findings.md)
+
+# Ten pieces of at most ten minutes. PRETEND=1: those that need no GPU, on any machine; it writes nothing.
+gpu: setup
+	$(BIN)/python -m benchmarks.gpu $(PIECES) $(if $(PRETEND),--pretend,--page docs/results/gpu.md)
 
 clean:
 	rm -rf .venv runs build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,15 +1,22 @@
 """What only a GPU can tell: equal bits, the error bound on cuBLAS, faiss copies under load, and ratios.
 
-Each piece needs torch with CUDA; ``faiss`` also faiss-gpu. Nothing is skipped: a piece that cannot run fails.
+Each piece needs torch with CUDA; ``faiss`` also faiss-gpu, and ``nccl`` two GPUs. Nothing is skipped: a piece that
+cannot run fails. Each takes at most ten minutes and can be run again.
 
-    python -m benchmarks.gpu stack products curves speed text faiss
+    python -m benchmarks.gpu                        # all; `make gpu` writes what they print into docs/results/gpu.md
+    python -m benchmarks.gpu stack products         # some
+    python -m benchmarks.gpu --pretend              # on any machine: small products and curves on a pretended device
 """
 
+import argparse
 import json
+import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,8 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+from torch.multiprocessing.spawn import spawn
 
 import ray_backfill as rb
+from benchmarks.gpu_limits import card_named, limits
+from benchmarks.pretended import pretended
 from benchmarks.replay_tools import seconds
 from ray_backfill.encode.encoder import Device
 from ray_backfill.encode.kinds import load_model, parse_spec
@@ -29,17 +41,34 @@ from ray_backfill.engine.merges import fit_merge
 from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.engine.replay.first import find_first
 from ray_backfill.engine.replay.prepare import Served
+from ray_backfill.engine.stack import driver_gpus, read_stack
+from ray_backfill.learn.methods import find_methods
+from ray_backfill.learn.training.fit import TrainSet
+from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
 
 DEVICE = "cuda"
+# Sizes of products and curves: a pretended device is a CPU.
+SCALE = 1.0
+# What was printed, as lines of JSON.
+PRINTED: list[str] = []
 
 
 def note(**facts: Any) -> None:
     """Print one line of JSON."""
-    print(json.dumps({key: round(x, 5) if isinstance(x, float) else x for key, x in facts.items()}), flush=True)
+    PRINTED.append(json.dumps({key: round(x, 5) if isinstance(x, float) else x for key, x in facts.items()}))
+    print(PRINTED[-1], flush=True)
+
+
+def scaled(number: int) -> int:
+    return max(1, int(number * SCALE))
 
 
 def stack() -> None:
     """Torch sees the GPU, and float32 products are exact where TF32 would round them."""
+    found = read_stack()
+    problem = found.problem(max(1, driver_gpus()), with_faiss=True)
+    note(**asdict(found), problem=problem)
+    assert not problem, problem
     device = torch.cuda.get_device_properties(0)
     free, total = torch.cuda.mem_get_info()
     note(
@@ -64,6 +93,7 @@ def products() -> None:
             for n_queries, n_items in ((1, 1), (1, 65_536), (384, 65_536), (1024, 4097), (33, 511)):
                 if dims > 1024 and n_items > 10_000:
                     continue
+                n_queries, n_items = scaled(n_queries), scaled(n_items)
                 for distance in ("cosine", "l2", "inner_product"):
                     query, gallery = (rng.normal(size=(n, dims)).astype(np.float32) * 3 for n in (n_queries, n_items))
                     form = ProductForm.of(rb.RetrievalSystem(query, gallery), distance)
@@ -88,7 +118,7 @@ def curves() -> None:
             (65, 131_073, 33, False, np.float16),
             (1500, 3000, 128, False, np.float32),
         ):
-            rng = np.random.default_rng(cases)
+            rng, n_queries, n_items = np.random.default_rng(cases), scaled(n_queries), scaled(n_items)
             pair, label, of_query = _random(rng, n_queries, n_items, dims, tied, dtype)
             truth = rb.GroundTruth.from_labels(of_query, label)
             orders = {name: rng.permutation(n_items) for name in "ab"}
@@ -157,11 +187,13 @@ def speed(scale: float = 1.0) -> None:
             if device == DEVICE:
                 rb.replay(pair, truth, order, 11, metrics, device=device)  # compiles, and starts the device
             times[device] = seconds(work, 2)
-        bare = _bare(pair)
+        bare, card = _bare(pair), card_named(torch.cuda.get_device_name() if DEVICE == "cuda" else "")
+        least = limits(card, n_queries, n_items, dims, "@" in metrics[0], usable_cpus()).seconds if card else None
         note(
             shape=f"{n_queries} x {n_items} x {dims}, {n_right} right, {metrics[0]}", cpu_s=times["cpu"],
             gpu_s=times[DEVICE], products_s=bare, cpu_by_gpu=times["cpu"] / times[DEVICE],
-            gpu_by_products=times[DEVICE] / bare,
+            gpu_by_products=times[DEVICE] / bare, limit_s=least,
+            gpu_by_limit=times[DEVICE] / least if least else None,
             tflops=4 * n_queries * n_items * dims / bare / 1e12,
         )  # fmt: skip
 
@@ -282,15 +314,170 @@ def _beside_merges(vectors: Any, query: Any, for_s: float = 25.0) -> None:
     assert not errors
 
 
+def nccl() -> None:
+    """Maps trained by one and by two ranks are those of one process on the CPU, up to the rounding of sums."""
+    for ranks in (1, 2):
+        if ranks > torch.cuda.device_count():
+            raise SystemExit(f"{ranks} ranks need {ranks} GPUs; this machine has {torch.cuda.device_count()}")
+        trained_alike("nccl", ranks)
+
+
+def trained_alike(backend: str, ranks: int) -> None:
+    """Compare maps of ``ranks`` processes with those of this one."""
+    with TemporaryDirectory() as folder:
+        alone = _maps("cpu")
+        spawn(_rank, (backend, ranks, folder), ranks)
+        together = dict(np.load(Path(folder) / "maps.npz"))
+    differences = {
+        name: float(abs(together[name] - weight).max() / abs(weight).max()) for name, weight in alone.items()
+    }
+    note(backend=backend, ranks=ranks, largest_differences_of_weights=differences)
+    assert max(differences.values()) < 1e-3, "other maps"
+
+
+def _rank(rank: int, backend: str, ranks: int, folder: str) -> None:
+    store = FileStore(f"{folder}/store", ranks)
+    device = f"cuda:{rank}" if backend == "nccl" else "cpu"
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    found = _maps(device)
+    if rank == 0:
+        np.savez(f"{folder}/maps.npz", **found)
+    dist.destroy_process_group()
+
+
+def _maps(device: str) -> dict[str, Any]:
+    """Weights of three trained maps, by name of the method."""
+    rng, label = np.random.default_rng(0), np.arange(480) % 24
+    centres = rng.normal(size=(24, 16))
+    train = {model: (centres[label] + rng.normal(size=(480, 16))).astype(np.float32) for model in ("old", "new")}
+    fits = FitSettings(
+        heads=HeadTraining(epochs=2, classes=8, items=4), transforms=TransformTraining(epochs=2, batch=32, hidden=16)
+    )
+    found = {}
+    for method in find_methods(("rqt", "rm", "fct")):
+        assert method.fit is not None
+        network = method.fit.fit(TrainSet(train, label), fits, "cosine", torch.device(device)).network
+        found[method.name] = max((p.detach().cpu().numpy() for p in network.parameters()), key=np.size)
+    return found
+
+
+def memory() -> None:
+    """A replay beside another program that leaves 4 GB: one gallery is kept, one is not, and the bits are the same."""
+    room, rng = 4 << 30, np.random.default_rng(0)
+    label, of_query = rng.integers(0, 900, 1_200_000), rng.integers(0, 900, 64)
+    systems = [
+        rb.RetrievalSystem(*(rng.standard_normal((n, 384), np.float32) for n in (64, len(label)))) for _ in range(2)
+    ]
+    truth, order = rb.GroundTruth.from_labels(of_query, label), rng.permutation(len(label))
+    taken = torch.empty(max(0, torch.cuda.mem_get_info()[0] - room), dtype=torch.uint8, device=DEVICE)
+    forms = [ProductForm.of(system, "cosine") for system in systems]
+    kept = [tiles.keep for tiles in make_tiles(forms, DEVICE)]
+    pair = rb.UpgradePair(systems[0], systems[1])
+    here, there = (rb.replay(pair, truth, order, 5, ("mAP@100",), device=device) for device in ("cpu", DEVICE))
+    np.testing.assert_array_equal(there.per_query["mAP@100"], here.per_query["mAP@100"])
+    note(gb_taken_by_others=taken.nbytes / 1e9, kept=kept)
+    assert sorted(kept) == [False, True]
+
+
+def tests() -> None:
+    """The project's tests that need a GPU."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-m", "gpu", "tests/engine"]
+    subprocess.run(command, env=os.environ | {"GPU_TESTS": "1"}, check=True)
+
+
+def drill() -> None:
+    """Images are trained, embedded, simulated and drilled by the commands of docs/gpu.md, with indexes on the GPU."""
+    with TemporaryDirectory() as folder:
+        for command in drill_commands(Path(folder)):
+            subprocess.run([sys.executable, "-m", "ray_backfill", *command], check=True)
+        note(report=(Path(folder) / "drill/live/report.html").exists())
+
+
+def drill_commands(folder: Path) -> list[list[str]]:
+    """Arguments of a small run on GPUs, and of a drill of its embeddings with both indexes on one."""
+    images = "--images.train-images 4000 --images.landmarks 50 --images.gallery-images 3000 --images.queries 200"
+    train = "--old.training.epochs 3 --new.training.epochs 3 --methods old new rm fct bct procrustes_gallery"
+    shards = "--live.method rm_naive --live.shards.number 1 --live.traffic.rate-per-s 50"
+    kinds = "--live.old-index.kind Flat --live.new-index.kind IVF16,Flat"
+    devices = "--live.old-index.device cuda --live.new-index.device cuda"
+    return [
+        ["simulate", *images.split(), *train.split(), "--device", "cuda", "--out", str(folder / "run")],
+        [
+            *("drill", "--data", str(folder / "run/embeddings"), *shards.split(), *kinds.split(), *devices.split()),
+            *("--out", str(folder / "drill")),
+        ],
+    ]
+
+
 PIECES: dict[str, Callable[[], None]] = {
-    "stack": stack, "products": products, "curves": curves, "speed": speed, "text": text, "faiss": faiss,
-}  # fmt: skip
+    piece.__name__: piece for piece in (stack, products, curves, faiss, nccl, memory, speed, text, tests, drill)
+}
+# What a pretended device can run.
+PRETENDED = ("products", "curves")
+_BEGIN, _END = "<!-- written by make gpu -->", "<!-- to here -->"
+
+
+def write_page(page: Path, results: dict[str, str]) -> None:
+    """Replace what an earlier run wrote into the page. results: piece -> what it printed, or why it failed."""
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(_BEGIN)
+    rows = "\n".join(f"    {name}: {each}" for name, each in results.items())
+    stack = f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {time.strftime('%Y-%m-%d')}:"
+    after = rest.partition(_END)[2]
+    page.write_text(f"{before}{_BEGIN}\n\n{stack}\n\n{rows}\n\n{_END}{after}", encoding="utf-8")
+
+
+def run_each(names: list[str], page: Path | None) -> int:
+    """Run each piece in a process of its own, ten minutes at most; returns the number of those that failed."""
+    results = {}
+    for name in names:
+        began = time.monotonic()
+        command = [sys.executable, "-m", "benchmarks.gpu", name, "--here"]
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600)
+            lines = done.stdout.splitlines()
+            results[name] = " ".join(lines) if not done.returncode else f"FAILED: {' '.join(lines[-3:])}"
+        except subprocess.TimeoutExpired:
+            results[name] = "FAILED: it did not end in ten minutes"
+        print(f"{name} ({time.monotonic() - began:.0f} s): {results[name]}", flush=True)
+    not_run = [name for name in PIECES if name not in names]
+    results |= dict.fromkeys(not_run, "not run")
+    if page is not None:
+        write_page(page, results)
+    return sum(each.startswith("FAILED") for each in results.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pieces", nargs="*", choices=[[], *PIECES], help="by default all", metavar="piece")
+    parser.add_argument("--pretend", action="store_true", help="run what a pretended device can, and list the rest")
+    parser.add_argument("--here", action="store_true", help="in this process, without a limit of time")
+    parser.add_argument("--page", type=Path, help="into which page the results are written")
+    given = parser.parse_args()
+    names = given.pieces or list(PIECES)
+    if given.pretend:
+        pretend([name for name in names if name in PRETENDED])
+        print(f"not run, because they need a GPU: {', '.join(name for name in PIECES if name not in PRETENDED)}")
+        return
+    if not torch.cuda.is_available():
+        parser.exit(2, f"error: {read_stack().problem(1)}\n")
+    if not given.here:
+        sys.exit(1 if run_each(names, given.page) else 0)
+    for name in names:
+        PIECES[name]()
+
+
+def pretend(names: list[str]) -> None:
+    """Run pieces at a fiftieth of their sizes on a device that is pretended."""
+    global DEVICE, SCALE
+    SCALE = 0.02
+    places = "ray_backfill.engine.replay.engine", "ray_backfill.engine.replay.first"
+    with pretended(*(f"{place}.ThreadPoolExecutor" for place in places)) as DEVICE:
+        for name in names:
+            PIECES[name]()
 
 
 if __name__ == "__main__":
-    if not torch.cuda.is_available():
-        sys.exit("torch finds no GPU")
-    for name in sys.argv[1:] or PIECES:
-        began = time.monotonic()
-        PIECES[name]()
-        note(piece=name, took_s=time.monotonic() - began)
+    main()

@@ -102,6 +102,7 @@ OPTIONS = [
     on_folder("--adapters.ridge -1", "--adapters.ridge must be"),
     on_folder("--shards -1", "--shards must not be negative"),
     on_folder("--device tpu", "unknown device 'tpu'; known: cpu, cuda"),
+    on_folder("--shards 2 --device cuda:1", "each shard has one GPU of its own; give --device cuda"),
     Case("--data", ("--data: expected one argument",)),
     Case("--scale fulll", ("invalid choice 'fulll' for argument '--scale'",)),
     of_recipe("--scale full --gallery.items 5", "81,313 classes need as many items", "lower --gallery.classes"),

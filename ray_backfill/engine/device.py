@@ -7,7 +7,7 @@ the same exact keys as on the CPU, so that the results are equal to the last bit
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock, Semaphore
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -198,19 +198,25 @@ class DeviceFinder:
 
 
 @contextmanager
-def full_float32() -> Iterator[None]:
-    """Use full float32 products on GPUs inside this context, whatever the process allows elsewhere.
+def full_float32(tf32: bool = False) -> Iterator[None]:
+    """Use full float32 products and convolutions on GPUs inside this context, whatever the process allows elsewhere.
 
-    The setting is global: enter this context before threads start, and only once at a time.
+    torch lets convolutions use TF32 by default, and then a GPU's embeddings differ from a CPU's in their third digit.
+    The setting is global: enter this context before threads start, and only once at a time. tf32: use TF32 instead.
     """
-    matmul = torch.backends.cuda.matmul
-    name, full = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
-    before = getattr(matmul, name)
-    setattr(matmul, name, full)
+    backends: Any = torch.backends
+    places = [backends.cuda.matmul, backends.cudnn.conv]
+    name, value = "fp32_precision", cast("str | bool", "tf32" if tf32 else "ieee")
+    if not hasattr(backends.cuda.matmul, name):  # before torch 2.9
+        name, value, places[1] = "allow_tf32", tf32, backends.cudnn
+    before = [getattr(place, name) for place in places]
+    for place in places:
+        setattr(place, name, value)
     try:
         yield
     finally:
-        setattr(matmul, name, before)
+        for place, earlier in zip(places, before, strict=True):
+            setattr(place, name, earlier)
 
 
 def is_exact(device: str) -> bool:

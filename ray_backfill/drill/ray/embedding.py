@@ -188,7 +188,7 @@ def _from_items(source: FromItems, wait: Callable[[int], None]) -> Embed:
 def _from_images(source: FromImages, wait: Callable[[int], None]) -> Embed:
     import torch
 
-    from ray_backfill.learn.models.backbones import Backbone, load_backbone, pixels_to_float
+    from ray_backfill.learn.models.backbones import Backbone, embedding, load_backbone, pixels_to_float
 
     images = open_images(source.data)
     device = torch.device("cuda" if source.on_gpu else "cpu")
@@ -215,7 +215,7 @@ def _from_images(source: FromImages, wait: Callable[[int], None]) -> Embed:
             good = ~is_broken[done : done + len(of_batch)]
             done += len(of_batch)
             if good.any():
-                with torch.inference_mode():
+                with embedding():
                     batch = pixels_to_float(torch.from_numpy(pixels.pixels_BSSC[good]).to(device))
                     for model, network in networks.items():
                         outputs[model].append(network.embed(batch).cpu().numpy())

@@ -1,7 +1,6 @@
 """How models of torch compute: the one place for all kinds that use it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ray_backfill.encode.encoder import Device
@@ -30,31 +29,11 @@ def ready(network: Any, spec: Spec, device: Device) -> Any:
     return network
 
 
-@contextmanager
-def precision(spec: Spec) -> Iterator[None]:
+def precision(spec: Spec) -> AbstractContextManager[None]:
     """Inside, products and convolutions of float32 on GPUs use TF32 only if the spec says tf32.
 
-    torch lets convolutions use it by default, and then a GPU's embeddings differ from a CPU's in their third digit. The
-    setting is of the whole process: one model computes at a time.
+    The setting is of the whole process: one model computes at a time.
     """
-    from torch import backends
+    from ray_backfill.engine.device import full_float32
 
-    backend: Any = backends
-    value: Any
-    wants_tf32 = spec.dtype == "tf32"
-    if hasattr(backend.cuda.matmul, "fp32_precision"):
-        name, value, places = (
-            "fp32_precision",
-            "tf32" if wants_tf32 else "ieee",
-            (backend.cuda.matmul, backend.cudnn.conv),
-        )
-    else:  # before torch 2.9
-        name, value, places = "allow_tf32", wants_tf32, (backend.cuda.matmul, backend.cudnn)
-    before = [getattr(place, name) for place in places]
-    for place in places:
-        setattr(place, name, value)
-    try:
-        yield
-    finally:
-        for place, earlier in zip(places, before, strict=True):
-            setattr(place, name, earlier)
+    return full_float32(tf32=spec.dtype == "tf32")

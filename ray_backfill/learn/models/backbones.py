@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.stages import read_json, write_json, write_whole
+from ray_backfill.engine.device import full_float32
 from ray_backfill.learn.models.apply import counted_flops
 from ray_backfill.learn.training.settings import ARCHITECTURES, BackboneSettings
 
@@ -108,6 +109,13 @@ def check_arch(settings: BackboneSettings, channels: int, image_size: int) -> No
         again = Backbone(settings, channels, image_size, 2, model.trunk_config)
         if again.state_dict().keys() != model.state_dict().keys():
             raise InputError(f"{settings.arch} cannot be rebuilt from its config, so it cannot be saved")
+
+
+@contextmanager
+def embedding() -> Iterator[None]:
+    """For forward passes whose results are stored: a gallery that GPUs and CPUs embed is rounded in one way."""
+    with torch.inference_mode(), full_float32():
+        yield
 
 
 def pixels_to_float(pixels_BSSC: Tensor) -> Tensor:

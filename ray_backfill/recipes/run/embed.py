@@ -27,7 +27,7 @@ from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, rea
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.reading import DecodeTimes, read_ahead, require_readable
-from ray_backfill.learn.models.backbones import load_backbone, pixels_to_float
+from ray_backfill.learn.models.backbones import embedding, load_backbone, pixels_to_float
 from ray_backfill.learn.training.backbone_loop import training_rows
 from ray_backfill.learn.training.batches import Work, feeding, own_view, total
 from ray_backfill.learn.training.settings import BackboneTraining
@@ -314,7 +314,7 @@ class _Embedder:
 
     def _forward(self, pixels_BSSC: NDArray[np.uint8], models: Sequence[str]) -> _Outputs:
         """(B, d) embeddings of these models by name, including "old", and (B,) outputs of the old classifier."""
-        with torch.inference_mode():
+        with embedding():
             pixels = pixels_to_float(torch.from_numpy(pixels_BSSC).to(self._device))
             old, logits = self._models["old"](pixels)
             columns = {"old": old}
@@ -330,7 +330,7 @@ class _Embedder:
     def _forward_view(self, pixels_BSSC: NDArray[np.uint8], ids_B: NDArray[np.int64], view: int) -> _Outputs:
         """(B, d) embeddings of a further view of these images by every model."""
         how = self._request.training
-        with torch.inference_mode():
+        with embedding():
             pixels = pixels_to_float(torch.from_numpy(pixels_BSSC).to(self._device))
             changed = own_view(pixels, how.augmentation, ids_B, view, how.seed)
             return {name: model.embed(changed).cpu().numpy() for name, model in self._models.items()}

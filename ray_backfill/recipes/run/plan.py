@@ -357,9 +357,9 @@ hours in total.{_advice(plan)}
 
 These hours are estimates from the floating-point operations of the real networks and losses, and from:
   --workers.number {workers.number} --actors.number {actors.number}: GPUs that train and embed
-  --planning.gpu-tflops {settings.gpu_tflops:g}: peak of a GPU (A100: 156 in TF32, which torch uses for convolutions; \
+  --planning.gpu-tflops {settings.gpu_tflops:g}: peak of a GPU (A100: 156 in TF32, which torch trains convolutions in; \
 19.5 in
-      plain float32, which it uses for matrix products: a ViT, heads)
+      plain float32, for matrix products (a ViT, heads) and for embedding)
   --planning.utilisation {settings.utilisation:g}: share of the peak that is reached (without GPUs: what the CPUs of a \
 worker reach)
   --planning.decode-images-per-s-per-cpu {settings.decode_images_per_s_per_cpu:g}: for each of \

@@ -1,10 +1,14 @@
 """The code for GPUs, with torch on the CPU: the same bits as the compiled loops, kept or uploaded for each block."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 
 import ray_backfill as rb
 from ray_backfill.engine import device
@@ -66,3 +70,35 @@ def test_rows_are_scaled_to_the_same_bits_as_on_the_cpu(distance: str, dtype: ty
     (tiles,) = device.make_tiles([form], "cpu")
     for tiles.keep in (False, True):
         np.testing.assert_array_equal(tiles.tile(10, 40).numpy(), form.tile(10, 40))
+
+
+def test_what_does_not_fit_together_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.ones((1000, 8), np.float32)
+    forms = [ProductForm.of(rb.RetrievalSystem(vectors[:3], vectors), "cosine") for _ in range(4)]
+    size = 4 * 1000 * forms[0].columns
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda name: (int(2.5 * size / device._KEPT_PART), 1 << 40))
+    assert [tiles.keep for tiles in device.make_tiles(forms, "cuda")] == [True, True, False, False]
+
+
+def test_four_blocks_at_a_time_use_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
+    (tiles,) = device.make_tiles([ProductForm.of(rb.RetrievalSystem(vectors, vectors), "cosine")], "cpu")
+    inside, most, lock = 0, 0, threading.Lock()
+    products = tiles.products
+
+    def counted(*given: Any) -> Any:
+        nonlocal inside, most
+        with lock:
+            inside, most = inside + 1, max(most, inside + 1)
+        time.sleep(0.02)
+        found = products(*given)
+        with lock:
+            inside -= 1
+        return found
+
+    monkeypatch.setattr(tiles, "products", counted)
+    gates = np.full(4, np.inf, np.float32)
+    with ThreadPoolExecutor(16) as pool:
+        finders = [device.DeviceFinder(tiles, np.arange(4)) for _ in range(16)]
+        list(pool.map(lambda finder: finder.passing(0, 64, gates), finders))
+    assert most == 4

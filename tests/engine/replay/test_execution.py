@@ -108,15 +108,18 @@ def test_products_are_made_in_parts_where_that_costs_less(dims: int, right: int,
 
 def test_full_float32_is_set_only_during_the_replay() -> None:
     on_device = importlib.import_module("ray_backfill.engine.device")
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "tf32"
+    backends: Any = torch.backends
+    places = backends.cuda.matmul, backends.cudnn.conv
+    before = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = "tf32"
     try:
         with on_device.full_float32():
-            assert matmul.fp32_precision == "ieee"
-        assert matmul.fp32_precision == "tf32"
+            assert [place.fp32_precision for place in places] == ["ieee", "ieee"]
+        assert [place.fp32_precision for place in places] == ["tf32", "tf32"]
     finally:
-        matmul.fp32_precision = before
+        for place, earlier in zip(places, before, strict=True):
+            place.fp32_precision = earlier
 
 
 def test_ctrl_c_and_errors_end_a_replay_at_once() -> None:
