@@ -25,6 +25,7 @@ from ray_backfill.data.columns import is_text, part_files
 from ray_backfill.data.sources import open_source
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import TEXT
+from ray_backfill.images.archives import why_no_end
 
 SPLITS = ("gallery", "queries", "train")
 # Names that columns usually have, the first that is there counts. A title stands before its text.
@@ -338,7 +339,8 @@ def _of_shards(shards: Sequence[Path]) -> pa.Table:
                         labels[key] = cast("IO[bytes]", tar.extractfile(member)).read(1000).decode("utf-8").strip()
                     elif Path(file).suffix.lower() in _SUFFIXES:
                         passed = passed or f"{shard}: {member.name}"
-                _check_end(shard, tar.offset)
+                if problem := why_no_end(shard, tar.offset):
+                    raise InputError(f"{shard} {problem}")
         except (OSError, tarfile.TarError, UnicodeDecodeError) as error:
             raise InputError(f"{shard} cannot be read as a tar file without compression: {error}") from error
     if not found:
@@ -350,21 +352,6 @@ def _of_shards(shards: Sequence[Path]) -> pa.Table:
     if labels:
         columns["label"] = pa.array([labels.get(key) for key in found], pa.string())
     return pa.table(columns)
-
-
-def _check_end(shard: Path, end: int) -> None:
-    """Raise InputError if the archive ends elsewhere than its file, which Python's library passes over."""
-    with shard.open("rb") as file:
-        file.seek(end)
-        rest = file.read(tarfile.BLOCKSIZE)
-        if len(rest) < tarfile.BLOCKSIZE:
-            raise InputError(f"{shard} ends too early; fetch it again")
-        while rest:
-            if any(rest):
-                raise InputError(
-                    f"{shard} is damaged at byte {end:,}, or holds several archives; fetch or pack it again"
-                )
-            rest = file.read(1 << 20)
 
 
 def _with_drawn(tables: dict[str, pa.Table], sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:

@@ -4,7 +4,7 @@ The train split is the cleaned one (``train_clean.csv``), or the full one (``tra
 is the index. Queries are the test images with answers in ``retrieval_solution_v2.1.csv``, private and public; it also
 lists the right images. Labels are landmark_ids. Train and index number their landmarks independently, so a million is
 added to those of the index, and no index landmark is mistaken for one of the training set. Nothing is listed: all paths
-follow from the ids, and a missing image is noticed when it is read.
+follow from the ids, and a missing image is noticed when it is read. The folders may hold the published tar archives instead.
 Source: Weyand et al., Google Landmarks Dataset v2 (CVPR 2020); protocol: rank merge, section 5.3.
 
 Shapes: N images; Q queries; C lines of a table.
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pyarrow import csv
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.images.archives import with_archives
 from ray_backfill.images.datasets import DataSet, Published, PublishedSettings, require_folders, wrong_layout
 from ray_backfill.images.paths import Paths
 from ray_backfill.images.source import FileSource, ImageSource, Items, digest_items
@@ -60,7 +61,9 @@ def open_images(settings: Settings) -> ImageSource:
     firsts = np.cumsum([0, *(len(ids[split]) for split in _FOLDERS)])[:-1]
     positions = {split: first + splits[split].ids_N for split, first in zip(_FOLDERS, firsts, strict=True)}
     facts = {"items": digest_items(splits)}
-    return FileSource("gldv2", settings, Paths(str(root), paths), splits, positions, facts=facts)
+    folder_N = np.repeat(np.arange(len(_FOLDERS)), [len(ids[split]) for split in _FOLDERS])
+    files = with_archives(Paths(str(root), paths), [root / folder for folder in _FOLDERS.values()], folder_N)
+    return FileSource("gldv2", settings, files, splits, positions, facts=facts)
 
 
 def _train(settings: Settings) -> tuple[pa.Array, NDArray[np.int64]]:
