@@ -4,7 +4,7 @@ The train split is the cleaned one (``train_clean.csv``), or the full one (``tra
 is the index. Queries are the test images with answers in ``retrieval_solution_v2.1.csv``, private and public; it also
 lists the right images. Labels are landmark_ids. Train and index number their landmarks independently, so a million is
 added to those of the index, and no index landmark is mistaken for one of the training set. Nothing is listed: all paths
-follow from the ids, and a missing image is noticed when it is read. The folders may hold the published tar archives instead.
+follow from the ids, and a missing image is noticed when it is read. A folder may hold the published tar archives.
 Source: Weyand et al., Google Landmarks Dataset v2 (CVPR 2020); protocol: rank merge, section 5.3.
 
 Shapes: N images; Q queries; C lines of a table.
