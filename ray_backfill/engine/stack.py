@@ -34,6 +34,7 @@ class Stack:
     torch: version. cuda: that torch is built for; "" for CPUs. driver: of the GPUs; "" if there is none. gpus: number
     that torch can use. is_exact: whether float32 products on the first one are not rounded. faiss: distributions that
     are installed. faiss_gpus: number that FAISS can use; -1 for a build for CPUs. memory: bytes of the smallest GPU.
+    error: what torch raised when it computed on the first one.
     """
 
     torch: str
@@ -44,6 +45,7 @@ class Stack:
     faiss: tuple[str, ...]
     faiss_gpus: int
     memory: int = 0
+    error: str = ""
 
     def problem(self, gpus: int, with_faiss: bool = False) -> str:
         """What keeps this process from using ``gpus`` GPUs, and what mends it; "" if nothing does.
@@ -56,6 +58,8 @@ class Stack:
             return f"torch {self.torch} for CUDA {self.cuda} finds no GPU{self._why()}"
         if self.gpus < gpus:
             return f"torch finds {self.gpus} of {gpus} GPUs; compare nvidia-smi and CUDA_VISIBLE_DEVICES"
+        if self.error:
+            return f"torch {self.torch} cannot compute on a GPU ({self.error}); see nvidia-smi"
         if not self.is_exact:
             return ROUNDED
         if len(self.faiss) > 1:
@@ -80,11 +84,17 @@ def read_stack() -> Stack:
 
     from ray_backfill.engine.device import is_exact
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus, exact, error = torch.cuda.device_count() if torch.cuda.is_available() else 0, True, ""
+    try:
+        exact = not gpus or is_exact("cuda")
+    except torch.OutOfMemoryError:
+        pass  # another program has it all; Ray may hand out another GPU
+    except RuntimeError as raised:
+        error = str(raised).splitlines()[0]
     return Stack(
-        torch.__version__, torch.version.cuda or "", driver_version(), gpus, not gpus or is_exact("cuda"),
+        torch.__version__, torch.version.cuda or "", driver_version(), gpus, exact,
         tuple(name for name in _FAISS if _is_installed(name)), _gpus_of_faiss(),
-        min((torch.cuda.get_device_properties(i).total_memory for i in range(gpus)), default=0),
+        min((torch.cuda.get_device_properties(i).total_memory for i in range(gpus)), default=0), error,
     )  # fmt: skip
 
 

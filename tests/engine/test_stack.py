@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import faiss
 import pytest
@@ -34,6 +35,7 @@ def test_a_stack_that_agrees_has_no_problem() -> None:
         ({"gpus": 0, "driver": ""}, "finds no GPU: no NVIDIA driver is loaded", "nvidia-smi"),
         ({"gpus": 0}, "torch 2.10.0 for CUDA 12.8 finds no GPU with driver 535.104.05", "CUDA_VISIBLE_DEVICES"),
         ({"gpus": 4}, "torch finds 4 of 8 GPUs", "CUDA_VISIBLE_DEVICES"),
+        ({"error": "CUDA error: no kernel image"}, "cannot compute on a GPU (CUDA error: no kernel", "nvidia-smi"),
         ({"is_exact": False}, "float32 products on the GPU are rounded", "unset NVIDIA_TF32_OVERRIDE"),
         ({"faiss": ("faiss-cpu", "faiss-gpu")}, "faiss-cpu and faiss-gpu are installed", stack.MEND_FAISS),
         ({"faiss": ("faiss-cpu",), "faiss_gpus": -1}, "FAISS is built for CPUs", stack.MEND_FAISS),
@@ -72,3 +74,24 @@ def test_the_driver_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.M
 def test_a_device_without_a_gpu_says_why() -> None:
     with pytest.raises(InputError, match=r"device 'cuda': torch \S+ .*; or use device cpu"):
         check_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("raised", "exact", "error"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True, ""),  # another program has it; Ray may give another GPU
+        (RuntimeError("CUDA error: all devices are busy\nCompile with"), True, "CUDA error: all devices are busy"),
+    ],
+)
+def test_a_gpu_that_cannot_compute_is_no_traceback(
+    raised: Exception, exact: bool, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(device: str) -> bool:
+        raise raised
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(total_memory=40 << 30))
+    monkeypatch.setattr("ray_backfill.engine.device.is_exact", fails)
+    found = read_stack()
+    assert (found.gpus, found.is_exact, found.error, found.memory) == (1, exact, error, 40 << 30)
