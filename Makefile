@@ -30,9 +30,11 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 ifeq ($(EXTRA),gpu)
 	$(BIN)/python -m pip uninstall --quiet --yes faiss-cpu faiss-gpu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint $(CONSTRAINTS) faiss-gpu
-	$(BIN)/python -m ray_backfill.engine.stack
 endif
 	@touch $(READY)
+ifeq ($(EXTRA),gpu)
+	$(BIN)/python -m ray_backfill.engine.stack
+endif
 
 demo: setup
 	$(BIN)/ray-backfill simulate --out runs/demo
@@ -107,7 +109,8 @@ atlas: setup
 	  $(if $(METHOD),--methods $(METHOD),--page docs/results/atlas.md --findings docs/results/atlas-findings.md)
 
 # Ten pieces of at most ten minutes. PRETEND=1: those that need no GPU, on any machine; it writes nothing.
-gpu: setup
+gpu:
+	$(MAKE) setup $(if $(PRETEND),,EXTRA=gpu)
 	$(BIN)/python -m benchmarks.gpu $(PIECES) $(if $(PRETEND),--pretend,--page docs/results/gpu.md)
 
 clean:

@@ -11,6 +11,7 @@ cannot run fails. Each takes at most ten minutes and can be run again.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -41,7 +42,7 @@ from ray_backfill.engine.merges import fit_merge
 from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.engine.replay.first import find_first
 from ray_backfill.engine.replay.prepare import Served
-from ray_backfill.engine.stack import driver_gpus, read_stack
+from ray_backfill.engine.stack import read_stack
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
@@ -66,7 +67,7 @@ def scaled(number: int) -> int:
 def stack() -> None:
     """Torch sees the GPU, and float32 products are exact where TF32 would round them."""
     found = read_stack()
-    problem = found.problem(max(1, driver_gpus()), with_faiss=True)
+    problem = found.problem(1, with_faiss=True)
     note(**asdict(found), problem=problem)
     assert not problem, problem
     device = torch.cuda.get_device_properties(0)
@@ -420,33 +421,45 @@ _BEGIN, _END = "<!-- written by make gpu -->", "<!-- to here -->"
 
 
 def write_page(page: Path, results: dict[str, str]) -> None:
-    """Replace what an earlier run wrote into the page. results: piece -> what it printed, or why it failed."""
+    """Replace what earlier runs wrote into the page about these pieces. results: piece -> what it printed."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(_BEGIN)
-    rows = "\n".join(f"    {name}: {each}" for name, each in results.items())
-    stack = f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {time.strftime('%Y-%m-%d')}:"
-    after = rest.partition(_END)[2]
-    page.write_text(f"{before}{_BEGIN}\n\n{stack}\n\n{rows}\n\n{_END}{after}", encoding="utf-8")
+    written, _, after = rest.partition(_END)
+    of_piece = dict(line.strip().split(": ", 1) for line in written.splitlines() if line.startswith("    "))
+    where = f"{time.strftime('%Y-%m-%d')}, {torch.cuda.get_device_name()}, torch {torch.__version__}"
+    of_piece |= {name: f"{where}: {each}" for name, each in results.items()}
+    rows = "\n".join(f"    {name}: {of_piece.get(name, 'not run')}" for name in PIECES)
+    page.write_text(f"{before}{_BEGIN}\n\n{rows}\n\n{_END}{after}", encoding="utf-8")
 
 
 def run_each(names: list[str], page: Path | None) -> int:
     """Run each piece in a process of its own, ten minutes at most; returns the number of those that failed."""
-    results = {}
+    failed = 0
     for name in names:
         began = time.monotonic()
-        command = [sys.executable, "-m", "benchmarks.gpu", name, "--here"]
+        result = run_piece([sys.executable, "-m", "benchmarks.gpu", name, "--here"])
+        failed += result.startswith("FAILED")
+        print(f"{name} ({time.monotonic() - began:.0f} s): {result}", flush=True)
+        if page is not None:
+            write_page(page, {name: result})
+    return failed
+
+
+def run_piece(command: list[str], limit_s: float = 600) -> str:
+    """What a piece printed, in one line; if it fails or hangs, the end of that and of its errors."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as piece:
         try:
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600)
-            lines = done.stdout.splitlines()
-            results[name] = " ".join(lines) if not done.returncode else f"FAILED: {' '.join(lines[-3:])}"
+            out, errors = piece.communicate(timeout=limit_s)
+            problem = f"exit code {piece.returncode}" if piece.returncode else ""
         except subprocess.TimeoutExpired:
-            results[name] = "FAILED: it did not end in ten minutes"
-        print(f"{name} ({time.monotonic() - began:.0f} s): {results[name]}", flush=True)
-    not_run = [name for name in PIECES if name not in names]
-    results |= dict.fromkeys(not_run, "not run")
-    if page is not None:
-        write_page(page, results)
-    return sum(each.startswith("FAILED") for each in results.values())
+            os.killpg(piece.pid, signal.SIGKILL)  # with the processes that it has started
+            out, errors = piece.communicate()
+            problem = f"no end in {limit_s:g} s"
+    if not problem:
+        return " ".join(out.splitlines())
+    return " ".join([f"FAILED ({problem}):", *out.splitlines()[-3:], *errors.splitlines()[-1:]])
 
 
 def main() -> None:

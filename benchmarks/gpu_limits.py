@@ -1,4 +1,4 @@
-"""What a replay on a GPU cannot take less than, from the data sheets of the card and the work of the engine.
+"""What a replay on a GPU needs at least, estimated from the data sheets of the card and the work of the engine.
 
     python -m benchmarks.gpu_limits      # the table of docs/results/gpu.md
 
@@ -11,13 +11,14 @@ from operator import itemgetter
 
 # A share of the peak that large products of cuBLAS reach, and that long reads reach.
 PRODUCTS, MEMORY = 0.85, 0.8
-# Bytes per second that pageable memory is copied with, over PCIe 4 or 5.
-UPLOAD = 6e9
+# Share of PCIe's rate that copies reach. Pageable memory, as replays copy it, reaches a quarter (docs/results/gpu.md).
+UPLOAD = 0.8
 
 
 @dataclass(frozen=True)
 class Card:
     """tflops: float32 without tensor cores (TF32 is 8 times as fast, and errs too much). tb_per_s: of its memory.
+    pcie_gb_per_s: of its connection, in one direction.
 
     Source: NVIDIA's data sheets.
     """
@@ -25,15 +26,16 @@ class Card:
     name: str
     tflops: float
     tb_per_s: float
+    pcie_gb_per_s: float
 
 
 CARDS = (
-    Card("A100-SXM4-40GB", 19.5, 1.555),
-    Card("A100-SXM4-80GB", 19.5, 2.039),
-    Card("A100 80GB PCIe", 19.5, 1.935),
-    Card("H100 PCIe", 51.2, 2.0),
-    Card("H100 80GB HBM3", 66.9, 3.35),
-    Card("H200", 66.9, 4.8),
+    Card("A100-SXM4-40GB", 19.5, 1.555, 32),
+    Card("A100-SXM4-80GB", 19.5, 2.039, 32),
+    Card("A100 80GB PCIe", 19.5, 1.935, 32),
+    Card("H100 PCIe", 51.2, 2.0, 64),
+    Card("H100 80GB HBM3", 66.9, 3.35, 64),
+    Card("H200", 66.9, 4.8, 64),
 )
 
 
@@ -57,15 +59,15 @@ def limits(
     """The limits of a replay of two systems, one order.
 
     undecided: share of all pairs that the error bound leaves open, each an exact distance on a core: 0.85 ns for each
-    dimension and 45 ns (docs/log.md). Each product is written once and read at least once: by the places of whole
-    rankings or the gates of cut metrics.
+    dimension and 45 ns (docs/log.md). Each product is written and read, 8 bytes; of whole rankings its place is,
+    too.
     """
     pairs = 2 * n_queries * n_items
     return Limits(
         products=2 * pairs * dims / (PRODUCTS * card.tflops * 1e12),
         memory=(8 if is_cut else 16) * pairs / (MEMORY * card.tb_per_s * 1e12),
         host=undecided * pairs * (0.85e-9 * dims + 45e-9) / cores,
-        upload=2 * 4 * n_items * dims / UPLOAD,
+        upload=2 * 4 * n_items * dims / (UPLOAD * card.pcie_gb_per_s * 1e9),
     )
 
 

@@ -58,8 +58,8 @@ def test_a_setup_for_gpus_ends_with_one_faiss_and_looks_at_it() -> None:
             r"install .*constraints-gpu.txt .*\.\[gpu,dev,docs\]",
             r"uninstall --quiet --yes faiss-cpu faiss-gpu$",
             r"install .*--no-deps .*constraints-gpu.txt faiss-gpu$",
-            r"python -m ray_backfill.engine.stack$",
             r"touch \.venv/\.ready-gpu",
+            r"python -m ray_backfill.engine.stack$",
         )
     ]
     assert steps == sorted(steps)

@@ -235,7 +235,8 @@ def fit_stage(
             shown.expect(len(missing))
             from ray_backfill.compare.ray import train_maps
 
-            train_maps(out, folder, trained, own, distance, workers, shown)
+            is_only = sum(method.is_trained for method in methods) == 1
+            train_maps(out, folder, trained, own, distance, workers, shown, is_only)
     return {name: path for name, path in folders.items() if is_finished(path)}
 
 

@@ -43,7 +43,7 @@ from ray_backfill.workers.session import has_gpus, placed, session
 from ray_backfill.workers.settings import Workers
 from ray_backfill.workers.side_by_side import OfMethod, run_side_by_side
 from ray_backfill.workers.train import run_ddp
-from ray_backfill.workers.waiting import Actors, check_room, living_resources
+from ray_backfill.workers.waiting import Actors, check_room, living_nodes
 
 T = TypeVar("T")
 
@@ -56,8 +56,9 @@ def shard_needs(device: str) -> dict[str, float]:
     """The resources of one shard. With a GPU, exact keys are the limit, which CPUs make."""
     if device == "cpu":
         return {"CPU": 1}
-    there = living_resources()
-    return {"CPU": max(1, min(_BLOCKS, int(there.get("CPU", 0) // max(1, there.get("GPU", 0))))), "GPU": 1}
+    nodes = [node.resources for node in living_nodes() if node.resources.get("GPU", 0) >= 1]
+    least = min((int(node.get("CPU", 0) // node["GPU"]) for node in nodes), default=1)
+    return {"CPU": max(1, min(_BLOCKS, least)), "GPU": 1}
 
 
 def check_shards(number: int, device: str) -> None:
@@ -282,18 +283,21 @@ def train_maps(
     distance: str,
     workers: Workers,
     shown: Task,
+    is_only: bool,
 ) -> None:
     """Train the maps of these methods into ``out/<method>``: side by side, or a single one by DDP on all GPUs.
 
-    settings: method name -> its settings. shown: the row that counts methods on the terminal. See ``fit_stage``.
+    is_only: whether it is the only map of the run, so that a map does not depend on what is finished already. settings:
+    method name -> its settings. shown: the row that counts methods on the terminal. See ``fit_stage``.
     """
     data = train_set(folder)
     with session():
-        together = for_maps(workers)
+        by_ddp = is_only and has_gpus()
+        together = for_maps(workers) if by_ddp else replace(workers, number=1, cpus=1)
         for method in methods:
             assert method.fit is not None
             method.fit.check(data, settings[method.name], together.number)
-        if len(methods) > 1 or not has_gpus():
+        if not by_ddp:
             jobs = [MapJob(m.name, settings[m.name], distance, folder.train_path, out / m.name) for m in methods]
             fit_side_by_side(jobs, folder.train_bytes, shown, workers.max_failures)
             return

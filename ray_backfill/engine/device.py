@@ -205,10 +205,11 @@ def full_float32(tf32: bool = False) -> Iterator[None]:
     The setting is global: enter this context before threads start, and only once at a time. tf32: use TF32 instead.
     """
     backends: Any = torch.backends
-    places = [backends.cuda.matmul, backends.cudnn.conv]
-    name, value = "fp32_precision", cast("str | bool", "tf32" if tf32 else "ieee")
-    if not hasattr(backends.cuda.matmul, name):  # before torch 2.9
-        name, value, places[1] = "allow_tf32", tf32, backends.cudnn
+    cudnn, name, value = backends.cudnn, "fp32_precision", cast("str | bool", "tf32" if tf32 else "ieee")
+    if hasattr(cudnn, "conv"):
+        places = [backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    else:  # before torch 2.9
+        places, name, value = [backends.cuda.matmul, cudnn], "allow_tf32", tf32
     before = [getattr(place, name) for place in places]
     for place in places:
         setattr(place, name, value)

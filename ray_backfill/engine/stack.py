@@ -4,6 +4,7 @@ Ray counts GPUs through the driver, torch and FAISS through CUDA: a build for CP
 those that Ray hands out. Two distributions of FAISS overwrite each other's files.
 """
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -17,13 +18,10 @@ from ray_backfill.core.errors import InputError
 # Oldest driver of each major version of CUDA. Source: CUDA Compatibility, NVIDIA, table 1: minor versions are
 # compatible with all drivers of their major version.
 OLDEST_DRIVER = {12: 525, 13: 580}
-INSTALL = "pip install -c constraints-gpu.txt '.[gpu]'"
-MEND_FAISS = "pip uninstall -y faiss-cpu faiss-gpu; pip install --no-deps -c constraints-gpu.txt faiss-gpu"
-ROUNDED = (
-    "float32 products on the GPU are rounded, so that no result is exact; unset NVIDIA_TF32_OVERRIDE and "
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
-)
 _FAISS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12")
+INSTALL = "pip uninstall -y torch; pip install -c constraints-gpu.txt '.[gpu]'"
+MEND_FAISS = f"pip uninstall -y {' '.join(_FAISS)}; pip install --no-deps -c constraints-gpu.txt faiss-gpu"
+ROUNDED = "float32 products on the GPU are rounded, so that no result is exact; unset NVIDIA_TF32_OVERRIDE"
 _DRIVER = Path("/proc/driver/nvidia")
 
 
@@ -121,9 +119,9 @@ def driver_version() -> str:
     return found.group(1) if found else ""
 
 
-def driver_gpus() -> int:
-    """Number of GPUs that the driver has."""
-    return len(list(_DRIVER.glob("gpus/*")))
+def expects_gpu() -> bool:
+    """Whether this process is meant to use a GPU: there is a driver, and its GPUs are not hidden."""
+    return bool(driver_version()) and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 
 
 def _is_installed(name: str) -> bool:
@@ -143,6 +141,5 @@ def _gpus_of_faiss() -> int:
 
 
 if __name__ == "__main__":  # the last step of `EXTRA=gpu make setup`
-    there = driver_gpus()
-    if problem := read_stack().problem(there, with_faiss=there > 0):
+    if problem := read_stack().problem(int(expects_gpu()), with_faiss=expects_gpu()):
         sys.exit(f"error: {problem}")

@@ -121,8 +121,8 @@ def needs_root(data_root: Path | None, what: str) -> str:
 class PlanningSettings:
     """Assumptions of the plan (--dry-run) about your machines. Measure yours for a few minutes and state them here."""
 
-    # 156: TF32 of an A100 (NVIDIA's data sheet), in which torch computes float32 convolutions by default. Matrix
-    # products (ViT, heads, transformations) stay in plain float32, at 19.5 TFLOP/s at most.
+    # 156: TF32 of an A100 (NVIDIA's data sheet), in which torch trains float32 convolutions. Matrix products (ViT,
+    # heads, maps) and embedding stay in plain float32, at 19.5 TFLOP/s at most: these hours are too few.
     gpu_tflops: float = 156.0
     """Peak performance of one GPU in TFLOP/s. The default is that of an A100 in TF32."""
     # Not measured on an A100: NVIDIA's tuned ResNet-50 trains 938 images/s there in TF32 (DeepLearningExamples,

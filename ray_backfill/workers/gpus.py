@@ -1,7 +1,5 @@
 """Asks each node with GPUs, before anything else, whether torch and FAISS can use what Ray counts there."""
 
-import os
-
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -12,6 +10,8 @@ from ray_backfill.workers.waiting import answers_of, living_nodes
 
 # What nodes answered.
 _ASKED: dict[str, Stack] = {}
+# A process that imports torch and FAISS and starts CUDA takes seconds.
+_PATIENCE_S = 300.0
 
 
 def check_gpus(with_faiss: bool = False) -> None:
@@ -25,14 +25,18 @@ def check_gpus(with_faiss: bool = False) -> None:
     nodes = [node for node in living_nodes() if node.resources.get("GPU", 0) >= 1]
     if new := [node for node in nodes if node.id not in _ASKED]:
         # A process of its own, which ends and gives the memory back, and no GPU of Ray's: others may hold them all.
-        ask = ray.remote(num_cpus=0, max_calls=1)(_stack)
+        ask = ray.remote(num_cpus=0, max_calls=1)(read_stack)
         there = [NodeAffinitySchedulingStrategy(node.id, soft=False) for node in new]
         with detail("look at GPUs"):
-            stacks = answers_of([ask.options(scheduling_strategy=each).remote() for each in there])
+            try:
+                stacks = answers_of([ask.options(scheduling_strategy=each).remote() for each in there], _give_up)
+            except ray.exceptions.RayError as error:
+                raise InputError(f"a node with GPUs did not say what torch finds there: {error}") from error
         _ASKED.update(zip([node.id for node in new], stacks, strict=True))
     for node in nodes:
         if problem := _ASKED[node.id].problem(int(node.resources["GPU"]), with_faiss):
-            raise InputError(f"Ray counts {node.resources['GPU']:g} GPU(s) on node {node}, but {problem}")
+            counted = f"Ray counts {node.resources['GPU']:g} GPU(s) on node {node}"
+            raise InputError(f"{counted}, but {problem}; or hide them: CUDA_VISIBLE_DEVICES= before ray starts there")
 
 
 def smallest_gpu() -> int:
@@ -45,7 +49,6 @@ def gpu_of_task() -> str | None:
     return "cuda" if ray.get_gpu_ids() else None
 
 
-def _stack() -> Stack:
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # as Ray sets it for tasks without GPUs
-        del os.environ["CUDA_VISIBLE_DEVICES"]
-    return read_stack()
+def _give_up(waited_s: float) -> None:
+    if waited_s > _PATIENCE_S:
+        raise InputError(f"a node with GPUs did not answer in {_PATIENCE_S:g} s; see nvidia-smi there")

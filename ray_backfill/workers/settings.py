@@ -71,7 +71,7 @@ class ReplayPlace:
 
     def check_local(self) -> None:
         """Raise InputError for more shards than a local Ray will have CPUs, before it is started, or a missing GPU."""
-        if not self.shards and not os.environ.get("RAY_ADDRESS"):
+        if not self.shards:
             check_device(self.device)
         if not os.environ.get("RAY_ADDRESS") and self.shards > local_cpus():
             raise InputError(

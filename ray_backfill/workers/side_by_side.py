@@ -11,7 +11,7 @@ from ray_backfill.core.progress import Task
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.workers.progress import shown_in
 from ray_backfill.workers.session import has_gpus
-from ray_backfill.workers.waiting import Room, answer_of, wait_for_one
+from ray_backfill.workers.waiting import Room, answer_of, living_resources, wait_for_one
 
 
 class OfMethod(Protocol):
@@ -24,6 +24,8 @@ class OfMethod(Protocol):
 
 # A task holds its vectors as they are read and as tensors, and some more while they are read.
 _COPIES = 3
+# Most jobs that share a GPU.
+_JOBS_OF_GPU = 8
 
 
 def run_side_by_side(
@@ -41,7 +43,7 @@ def run_side_by_side(
     Raises:
         InputError: A job failed. The others are stopped; what is finished is kept.
     """
-    gpus = int(has_gpus())
+    gpus = _gpus_of_each(len(jobs))
     options = {"num_cpus": 1, "num_gpus": gpus, "memory": _memory(train_bytes), "max_retries": max_failures}
     task = ray.remote(**options)(run)
     with shown_in(shown) as board:
@@ -60,6 +62,13 @@ def run_side_by_side(
             for each in running:
                 ray.cancel(each, force=True)
             raise
+
+
+def _gpus_of_each(jobs: int) -> float:
+    """Share of a GPU for each job, in Ray's four digits; a step is so short that several jobs fill one."""
+    if not has_gpus():
+        return 0
+    return max(1 / _JOBS_OF_GPU, min(1.0, int(1e4 * living_resources()["GPU"] / jobs) / 1e4))
 
 
 def _memory(train_bytes: int) -> int:

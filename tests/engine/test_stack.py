@@ -12,7 +12,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.engine import stack
 from ray_backfill.engine.device import is_exact
 from ray_backfill.engine.replay import check_device
-from ray_backfill.engine.stack import Stack, driver_gpus, driver_version, read_stack
+from ray_backfill.engine.stack import Stack, driver_version, expects_gpu, read_stack
 
 GOOD = Stack("2.10.0", "12.8", "535.104.05", 8, True, ("faiss-gpu",), 8)
 
@@ -59,16 +59,19 @@ def test_this_process_is_read_as_it_is() -> None:
 
 def test_the_driver_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "_DRIVER", tmp_path)
-    assert (driver_version(), driver_gpus()) == ("", 0)
+    assert driver_version() == ""
+    assert not expects_gpu()
     for line in (
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023",
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build",
     ):
         (tmp_path / "version").write_text(f"{line}\nGCC version: gcc version 12.2.0\n")
         assert driver_version() == "535.104.05"
-    for number in range(2):
-        (tmp_path / f"gpus/0000:0{number}:00.0").mkdir(parents=True)
-    assert driver_gpus() == 2
+    for hidden, expected in ((None, True), ("0", True), ("", False)):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if hidden is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert expects_gpu() == expected
 
 
 def test_a_device_without_a_gpu_says_why() -> None:

@@ -238,7 +238,7 @@ def parts(x_Np: Wide, y_Nq: Wide) -> list[Part]:
 
 
 def best_of(values: Sequence[Value], errors: Sequence[Sequence[float]]) -> Value:
-    """The value of the least error. errors: for each part, one squared error per value, but for a constant."""
+    """The value of the least error. errors: for each part, one squared error per value, up to a constant."""
     return values[int(np.sum(errors, axis=0).argmin())]
 
 

@@ -91,7 +91,7 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overw
     with session(), task(f"train {title}", unit="steps") as shown, shown_in(shown) as board:
         number, on_gpu = placed(workers.number, workers.cpus, "--workers")
         if on_gpu:
-            _check_memory(job, source, len(rows), number)
+            check_memory_of_gpus(job, source, len(rows), number)
         threads = max(1, int(workers.cpus))
         config = {"job": job, "folder": str(folder), "threads": threads, "board": board}
         facts = run_ddp(_worker, config, workers, "ray", folder)
@@ -104,23 +104,35 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overw
     return folder
 
 
-def _check_memory(job: BackboneJob, source: ImageSource, n_rows: int, workers: int) -> None:
-    """Raise InputError if a batch does not fit into the memory of the smallest GPU."""
-    training, kind, old = job.training, all_backbones().get(job.kind), None
+def info_of(job: BackboneJob, source: ImageSource) -> BackboneInfo:
+    """What the backbone of a job will be."""
+    size, scale = (source.channels, source.image_size), job.training.cosine_scale
+    return BackboneInfo(job.backbone, *size, job.classes, cosine_scale=scale)
+
+
+def check_memory_of_gpus(
+    job: BackboneJob, source: ImageSource, n_rows: int, workers: int, old: BackboneInfo | None = None
+) -> None:
+    """Raise InputError if a batch does not fit into the memory of the smallest GPU.
+
+    old: what the old backbone will be, for kinds that need it, if it is not trained yet.
+    """
+    training, kind = job.training, all_backbones().get(job.kind)
     if job.old:
         old = load_backbone(job.old)[1]
-    info = BackboneInfo(
-        job.backbone, source.channels, source.image_size, job.classes, cosine_scale=training.cosine_scale
-    )
+    info = info_of(job, source)
     images = images_per_worker(n_rows, job.classes, training, workers)
     cost = step_cost(info, training, images * workers, kind.objective if kind else Classification, old)
     needed, there = cost.gpu_bytes(images), smallest_gpu()
     if there and needed > there:
         fits = cost.images_in(there)
+        remedy = "choose a smaller architecture"
+        if fits > 1:
+            smaller = f"lower its batch to {fits * workers:,} (BatchNorm then sees fewer images)"
+            remedy = f"{smaller}, or use {-(-images * workers // fits)} GPUs"
         raise InputError(
-            f"training the {job.title} needs about {needed / 1e9:.1f} GB on each GPU for {images:,} images at a "
-            f"time, and the smallest has {there / 1e9:.1f} GB, for {fits:,}; lower its batch to {fits * workers:,} "
-            f"(BatchNorm then sees fewer images), or give --workers.number {-(-images * workers // max(1, fits))}"
+            f"training the {job.title} needs about {needed / 1e9:.1f} GB on each GPU for {images:,} images at a time, "
+            f"and the smallest has {there / 1e9:.1f} GB, for {fits:,}; {remedy}"
         )
 
 
@@ -140,9 +152,7 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
     """Train; rank 0 reports checkpoints and writes the finished network."""
     job: BackboneJob = config["job"]
     source, training = open_images(job.data), job.training
-    info = BackboneInfo(
-        job.backbone, source.channels, source.image_size, job.classes, cosine_scale=training.cosine_scale
-    )
+    info = info_of(job, source)
     rows = training_rows(source.items("train").labels_N, job.classes)
     is_first = rank_and_size()[0] == 0
     history: list[dict[str, float]] = []

@@ -23,10 +23,12 @@ from ray_backfill.drill.run import check_drill, check_room, run_resolved
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.engine.index import check_index
 from ray_backfill.images.datasets import open_images
+from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.methods import all_backbones, models_of
 from ray_backfill.learn.sides import old_models
+from ray_backfill.learn.training.backbone_loop import training_rows
 from ray_backfill.recipes import Recipe
-from ray_backfill.recipes.run.backbones import BackboneJob, train_backbone_stage
+from ray_backfill.recipes.run.backbones import BackboneJob, check_memory_of_gpus, info_of, train_backbone_stage
 from ray_backfill.recipes.run.checks import check_evaluation, check_recipe, recipe_classes
 from ray_backfill.recipes.run.embed import EmbedRequest, embed_stage
 from ray_backfill.workers.session import placed, session
@@ -48,6 +50,13 @@ def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> P
     if not is_finished(folder):
         check_recipe(recipe, 1)
     old = train_recipe_backbone(recipe, "old", context) if kind and kind.needs_old else None
+    job = _job(recipe, role, old)
+    return timed(folder, lambda: train_backbone_stage(folder, job, context.workers, context.overwrite))
+
+
+def _job(recipe: Recipe[Any], role: str, old: Path | None) -> BackboneJob:
+    """The training of a backbone. old: folder of the old one, for kinds that need it."""
+    kind = None if role in ("old", "new") else all_backbones()[role]
     old_classes, new_classes = recipe_classes(recipe)
     is_old = (kind.like if kind else role) == "old"
     model, classes = (recipe.old, old_classes) if is_old else (recipe.new, new_classes)
@@ -55,8 +64,16 @@ def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> P
     if kind:
         labels = int(open_images(recipe.images).items("train").labels_N.max()) + 1
         title, name, backbone = kind.title, kind.name, kind.backbone(model.backbone, labels)
-    job = BackboneJob(f"{title} backbone", recipe.source, classes, backbone, model.training, name, old)
-    return timed(folder, lambda: train_backbone_stage(folder, job, context.workers, context.overwrite))
+    return BackboneJob(f"{title} backbone", recipe.source, classes, backbone, model.training, name, old)
+
+
+def _check_memory(recipe: Recipe[Any], roles: Sequence[str], source: ImageSource, workers: int) -> None:
+    """Raise InputError if one of these backbones does not fit into the GPUs, before the first one is trained."""
+    old, labels_N = _job(recipe, "old", None), source.items("train").labels_N
+    for role in roles:
+        job = _job(recipe, role, None)
+        n_rows = len(training_rows(labels_N, job.classes))
+        check_memory_of_gpus(job, source, n_rows, workers, info_of(old, source) if job.kind else None)
 
 
 def embed_recipe(recipe: Recipe[Any], context: Context) -> Path:
@@ -130,10 +147,13 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
     with nullcontext() if is_complete else session():
         if not is_complete:
             workers, actors = context.workers, context.actors
-            number, _ = placed(workers.number, workers.cpus, "--workers")
+            number, on_gpus = placed(workers.number, workers.cpus, "--workers")
+            if on_gpus:
+                _check_memory(recipe, to_train, source, number)
             placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
             check_recipe(recipe, number, to_train)
-            check_evaluation(recipe, for_maps(workers).number)
+            n_trained = sum(method.is_trained for method in methods)
+            check_evaluation(recipe, for_maps(workers).number if n_trained == 1 else 1)
             check_shards(context.place.shards, context.place.device)
         embeddings = embed_recipe(recipe, context)
         return evaluate_folder(embeddings, recipe.evaluation, recipe.fits, context, asdict(recipe))

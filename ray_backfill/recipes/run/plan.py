@@ -405,7 +405,8 @@ def _memory_table(plan: Plan) -> str:
     """Memory of a GPU, and how many images would fit in usual ones: a smaller batch also changes BatchNorm."""
     width = max(map(len, plan.memory), default=0)
     lines = [f"  {name:<{width}}  {memory}" for name, memory in plan.memory.items()]
-    return "\n".join(["memory of each GPU (estimate)", *lines, "", ""]) if lines else ""
+    heading = f"memory of each of {plan.workers.number} GPUs (estimate)"
+    return "\n".join([heading, *lines, "", ""]) if lines else ""
 
 
 def _storage_table(plan: Plan) -> str:

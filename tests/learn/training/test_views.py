@@ -34,10 +34,3 @@ def test_the_only_view_of_an_item_is_itself() -> None:
     data = TrainSet(made().vectors, None)
     rows = np.arange(N)
     assert (draw_views(data, seed=1)(rows) == rows).all()
-
-
-def test_views_are_copied_once() -> None:
-    """What scales them in place does not change the data."""
-    data = TrainSet({"old": np.ones((3, 2), np.float32)}, None)
-    all_views(data, "old", CPU).div_(2)
-    assert (data.vectors["old"] == 1).all()

@@ -301,23 +301,26 @@ def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(monkeypatch: py
     training = replace(how.training, batch=1024)
     job = backbones.BackboneJob("old model", recipe.source, classes, how.backbone, training)
     monkeypatch.setattr(backbones, "smallest_gpu", lambda: 0)
-    backbones._check_memory(job, source, 5000, 2)  # without GPUs
+    backbones.check_memory_of_gpus(job, source, 5000, 2)  # without GPUs
     monkeypatch.setattr(backbones, "smallest_gpu", lambda: int(2e9))
     with pytest.raises(InputError, match=r"needs about .* for 512 images at a time, and the smallest has 2.0") as e:
-        backbones._check_memory(job, source, 5000, 2)
-    found = re.search(r"for (\d+); lower its batch to (\d+) .* or give --workers.number (\d+)$", str(e.value))
+        backbones.check_memory_of_gpus(job, source, 5000, 2)
+    found = re.search(r"for (\d+); lower its batch to (\d+) .* or use (\d+) GPUs$", str(e.value))
     assert found
     fits, batch, workers = map(int, found.groups())
     assert batch == 2 * fits
-    backbones._check_memory(replace(job, training=replace(training, batch=batch)), source, 5000, 2)
-    backbones._check_memory(job, source, 5000, workers)
+    backbones.check_memory_of_gpus(replace(job, training=replace(training, batch=batch)), source, 5000, 2)
+    backbones.check_memory_of_gpus(job, source, 5000, workers)
     with pytest.raises(InputError):
-        backbones._check_memory(replace(job, training=replace(training, batch=batch + 2)), source, 5000, 2)
+        backbones.check_memory_of_gpus(replace(job, training=replace(training, batch=batch + 2)), source, 5000, 2)
+    monkeypatch.setattr(backbones, "smallest_gpu", lambda: int(1e9))
+    with pytest.raises(InputError, match="for 0; choose a smaller architecture"):
+        backbones.check_memory_of_gpus(job, source, 5000, 2)
 
 
 def test_the_plan_names_the_memory_of_each_gpu() -> None:
     found = plan(small_recipe())
-    lines = describe_plan(found).split("memory of each GPU (estimate)\n")[1].split("\n\n")[0].splitlines()
+    lines = describe_plan(found).split("memory of each of 2 GPUs (estimate)\n")[1].split("\n\n")[0].splitlines()
     assert [line.split("  ")[1] for line in lines] == list(found.memory)
     for line, memory in zip(lines, found.memory.values(), strict=True):
         fits = memory.cost.images_in(40e9)
