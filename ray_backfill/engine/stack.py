@@ -103,7 +103,7 @@ def check_gpu(device: str) -> None:
     from ray_backfill.engine.device import is_exact
 
     if not (n := torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        raise InputError(f"device {device!r}: {read_stack().problem(1)}; or use device cpu")
+        raise InputError(f"device {device!r}: use device cpu, or mend this: {read_stack().problem(1)}")
     if (torch.device(device).index or 0) >= n:
         raise InputError(f"there is no device {device!r}; this machine has {n} CUDA GPU(s), numbered from 0")
     if not is_exact(device):

@@ -45,7 +45,7 @@ def smallest_gpu() -> int:
 
 
 def gpu_of_task() -> str | None:
-    """The torch device of this task, if Ray gave it a GPU: each task sees its own one alone."""
+    """The torch device of this task, if Ray gave it a GPU: each task sees its own alone."""
     return "cuda" if ray.get_gpu_ids() else None
 
 

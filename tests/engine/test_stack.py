@@ -75,7 +75,7 @@ def test_the_driver_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_device_without_a_gpu_says_why() -> None:
-    with pytest.raises(InputError, match=r"device 'cuda': torch \S+ .*; or use device cpu"):
+    with pytest.raises(InputError, match=r"device 'cuda': use device cpu, or mend this: torch \S+ "):
         check_device("cuda")
 
 

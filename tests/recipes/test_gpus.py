@@ -39,5 +39,5 @@ def test_a_missing_gpu_is_found_before_anything_is_trained(tmp_path: Path) -> No
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 2
-    assert "error: device 'cuda': torch " in done.stderr
+    assert "error: device 'cuda': use device cpu, or mend this: torch " in done.stderr
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").rglob("*.safetensors"))
