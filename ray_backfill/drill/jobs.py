@@ -22,7 +22,8 @@ from ray_backfill.workers.settings import EmbedActors
 class FromImages:
     """Items are images. data: ``Settings`` of a source. backbones: model -> folder. gallery: has the items' ids.
 
-    zero_is_broken: treat a zero embedding as a broken image, as it has no cosine distance.
+    zero_is_broken: treat a zero embedding as a broken image, as it has no cosine distance. threads: of an actor. lent:
+    further CPUs, on any node, that decode for it.
     """
 
     data: Any
@@ -32,6 +33,7 @@ class FromImages:
     threads: int = 1
     on_gpu: bool = False
     zero_is_broken: bool = True
+    lent: int = 0
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from ray_backfill.engine.systems import IntArray
 from ray_backfill.learn.methods import Method, find_methods, models_of
 from ray_backfill.learn.sides import SIDES, Sides, check_live, dims_of, new_models, old_models
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.settings import Context, EmbedActors
+from ray_backfill.workers.settings import Context, EmbedActors, threads_of
 
 # Version of the drill's folder; increases when the shape of a table or the meaning of the key changes.
 FORMAT = 2
@@ -59,6 +59,7 @@ def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: Li
     Raises:
         InputError: See ``drill_recipe``.
     """
+    context.actors.require_own_decoders()
     method, evaluation = check_drill(evaluation, live)
     with step("read embeddings"):
         comparison = resolve(read_folder(data, models_of([method])), evaluation.named, fits, to_come=())
@@ -89,7 +90,7 @@ def drill_models(
         to_embed = EncodeRequest(context.out / "items", sources.modality, {"new": specs["new"]})
         if context.overwrite or not (context.out / "live" / "manifest.json").exists():
             estimate(to_embed, [(split, part) for split, part in to_embed.parts() if split == "gallery"])
-        device = Device("cuda" if on_gpu else "cpu", max(1, int(actors.cpus)), number)
+        device = Device("cuda" if on_gpu else "cpu", threads_of(actors), number)
         source = FromItems(
             context.out / "items", sources.modality, dict(specs), folder.gallery.stored, device,
             read_json(before / "probes.json"), tuple(sys.path),
@@ -136,7 +137,7 @@ def check_room(live: LiveSettings, actors: EmbedActors, with_models: bool = True
 
     on_gpus = live.shards.number if "cuda" in (live.old_index.device, live.new_index.device) else 0
     spare_cpus = 1 + live.shards.number * live.shards.cpus
-    return placed(actors.number, actors.cpus, "--actors", spare_cpus, on_gpus, with_models)
+    return placed(actors, spare_cpus, on_gpus, with_models)
 
 
 def run_resolved(

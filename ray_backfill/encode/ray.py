@@ -16,7 +16,7 @@ from ray_backfill.encode.encoder import Device, same_model
 from ray_backfill.encode.kinds import load_model
 from ray_backfill.encode.part import EncodeRequest, Rows, embed_part
 from ray_backfill.workers.session import placed, session
-from ray_backfill.workers.settings import EmbedActors
+from ray_backfill.workers.settings import EmbedActors, threads_of
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ def embed_parts(
     total = sum(sizes.values())
     left = sum(sizes[path] for _, path in missing)
     with session(), task("embed", total, f"{request.modality}s", done=total - left) as bar:
-        number, on_gpu = placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
+        number, on_gpu = placed(actors, spare_cpus=1)
         number = min(number, len(missing))
-        device = Device("cuda" if on_gpu else "cpu", max(1, int(actors.cpus)), number)
+        device = Device("cuda" if on_gpu else "cpu", threads_of(actors), number)
         job = _Job(str(folder), request, probes, device, sys.path)
         began, first = time(), inf
         for done in _run(job, missing, number, actors.cpus):

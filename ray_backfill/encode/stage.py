@@ -68,6 +68,7 @@ def embed_items(
     Raises:
         InputError: A model cannot be loaded, fails, or is another one than that of the finished parts.
     """
+    actors.require_own_decoders()
     models = _loaded(request) if here is None else here
     identities, probes = {name: model.identity() for name, model in models.items()}, _probes(models)
     one, *others = models

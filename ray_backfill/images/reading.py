@@ -26,12 +26,18 @@ _TRIED = 16
 class DecodeTimes:
     """Seconds so far. decode_s: wall time of all decoders, waits included. decode_cpu_s: their CPU time.
 
-    wait_s: time in which the consumer waited for the next batch.
+    wait_s: time in which the consumer waited for the next batch. lent: images that other processes decoded; lent_s:
+    their part of decode_s, with the transfer; lent_cpu_s: those processes' CPU time, no part of decode_cpu_s.
+    pixel_bytes: size of all decoded images.
     """
 
     decode_s: float = 0.0
     decode_cpu_s: float = 0.0
     wait_s: float = 0.0
+    lent: int = 0
+    lent_s: float = 0.0
+    lent_cpu_s: float = 0.0
+    pixel_bytes: int = 0
 
 
 def read_ahead(
@@ -77,6 +83,12 @@ def _joined(rows: Rows, futures: list[Future[_Decoded]], times: DecodeTimes) -> 
     times.wait_s += time.perf_counter() - since
     times.decode_s += sum(wall_s)
     times.decode_cpu_s += sum(cpu_s)
+    times.pixel_bytes += sum(share.pixels_BSSC.nbytes for share in shares)
+    for share, seconds in zip(shares, wall_s, strict=True):
+        if share.lent_cpu_s is not None:
+            times.lent += len(share.pixels_BSSC)
+            times.lent_s += seconds
+            times.lent_cpu_s += share.lent_cpu_s
     if len(shares) == 1:
         return rows, shares[0]
     firsts = np.cumsum([0, *(len(share.pixels_BSSC) for share in shares)]).tolist()

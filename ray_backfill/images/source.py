@@ -56,11 +56,13 @@ class Items:
 class Pixels:
     """A decoded batch: (B, S, S, C) uint8, and the reason for each broken image, by position in the batch.
 
-    The pixels of a broken image are zero; callers must leave those positions out.
+    The pixels of a broken image are zero; callers must leave those positions out. lent_cpu_s: CPU seconds of another
+    process that decoded it; None: decoded in this one.
     """
 
     pixels_BSSC: NDArray[np.uint8]
     broken: dict[int, str] = field(default_factory=dict)
+    lent_cpu_s: float | None = None
 
 
 class ImageSource(Protocol):

@@ -16,7 +16,7 @@ import ray
 from ray_backfill.core.errors import InputError, Stopped
 from ray_backfill.core.progress import detail, step
 from ray_backfill.workers.gpus import check_gpus
-from ray_backfill.workers.settings import local_cpus
+from ray_backfill.workers.settings import EmbedActors, Workers, local_cpus
 from ray_backfill.workers.waiting import Deaths, but_died, living_resources
 from ray_backfill.workers.watchdog import kill, rays_notices_as_lines, watched
 
@@ -161,7 +161,7 @@ def has_gpus() -> bool:
 
 
 def placed(
-    number: int, cpus: float, option: str, spare_cpus: float = 0, spare_gpus: int = 0, use_gpus: bool = True
+    processes: EmbedActors | Workers, spare_cpus: float = 0, spare_gpus: int = 0, use_gpus: bool = True
 ) -> tuple[int, bool]:
     """Number of workers or actors to start on the connected cluster, and whether each gets a GPU.
 
@@ -174,6 +174,7 @@ def placed(
     """
     resources = living_resources()
     gpus, available = int(resources.get("GPU", 0)), resources.get("CPU", 0)
+    option = "--workers" if isinstance(processes, Workers) else "--actors"
     if spare_gpus and spare_gpus + use_gpus > gpus:
         left = f"leave none of {gpus} for {option}" if use_gpus else f"need more than the {gpus} of the cluster"
         raise InputError(
@@ -183,10 +184,12 @@ def placed(
     if spare_gpus or (gpus and use_gpus):
         check_gpus(with_faiss=spare_gpus > 0)
     gpus = gpus - spare_gpus if use_gpus else 0
-    number = min(number, gpus) if gpus else number
-    if number * cpus + spare_cpus > available:
+    number = min(processes.number, gpus) if gpus else processes.number
+    if number * (processes.cpus + processes.decode_cpus) + spare_cpus > available:
+        lent = f" and {number} x {processes.decode_cpus} that decode" if processes.decode_cpus else ""
+        lower = f"{option}.number or {option}.{'decode-cpus' if lent else 'cpus'}"
         raise InputError(
-            f"{number} x {cpus:g} CPUs ({option}) and {spare_cpus:g} for Ray's own tasks were requested, but the Ray "
-            f"cluster has {available:g}{but_died(Deaths())}; lower {option}.number or {option}.cpus"
+            f"{number} x {processes.cpus:g} CPUs ({option}){lent} and {spare_cpus:g} for Ray's own tasks were "
+            f"requested, but the Ray cluster has {available:g}{but_died(Deaths())}; lower {lower}"
         )
     return number, gpus > 0

@@ -17,9 +17,17 @@ class EmbedActors:
     """Number of embedding actors."""
     cpus: float = 1.0
     """CPUs that Ray reserves for each actor, which also decodes images in as many threads."""
+    decode_cpus: int = 0
+    """Further CPUs, on any node, that decode images for each actor of a recipe; they send the pixels."""
 
     def __post_init__(self) -> None:
         require_positive(self, "actors", "number", "cpus")
+        require_not_negative(self, "actors", "decode_cpus")
+
+    def require_own_decoders(self) -> None:
+        """Raise InputError where no actor can have other nodes decode."""
+        if self.decode_cpus:
+            raise InputError("--actors.decode-cpus is for the images of a recipe, whose pixels are small; leave it out")
 
 
 @dataclass(frozen=True)
@@ -30,12 +38,19 @@ class Workers:
     """Number of DDP (data-parallel) workers. Without GPUs they only train backbones; maps get one CPU each."""
     cpus: float = 1.0
     """CPUs that Ray reserves for each worker, which also decodes images in as many threads."""
+    decode_cpus: int = 0
+    """Further CPUs, on any node, that decode images for each worker; they send the pixels."""
     max_failures: int = 3
     """Number of worker failures to recover from, each time from the last checkpoint; 0: none."""
 
     def __post_init__(self) -> None:
         require_positive(self, "workers", "number", "cpus")
-        require_not_negative(self, "workers", "max_failures")
+        require_not_negative(self, "workers", "max_failures", "decode_cpus")
+
+
+def threads_of(processes: EmbedActors | Workers) -> int:
+    """Threads of each process that compute or decode, without those that wait for other nodes to decode."""
+    return max(1, int(processes.cpus))
 
 
 # Minimum number of logical CPUs of a local Ray. With fewer, the embedding actors starve Ray Data's read tasks.

@@ -10,7 +10,7 @@ from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from ray_backfill.workers.session import placed
-from ray_backfill.workers.settings import Workers
+from ray_backfill.workers.settings import Workers, threads_of
 
 
 def run_ddp(
@@ -22,7 +22,7 @@ def run_ddp(
     name: name of the run; with the same name and storage it resumes from the last reported checkpoint. storage: a
     folder that all nodes share.
     """
-    number, use_gpu = placed(workers.number, workers.cpus, "--workers")
+    number, use_gpu = placed(workers)
     trainer = TorchTrainer(
         function,
         train_loop_config=dict(config),
@@ -37,7 +37,7 @@ def run_ddp(
             storage_path=str(storage.absolute()),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
             failure_config=FailureConfig(max_failures=workers.max_failures),
-            worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": str(max(1, int(workers.cpus)))}},
+            worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads_of(workers))}},
         ),
     )
     return _fit_beside_main_thread(trainer).return_value

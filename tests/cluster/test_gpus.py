@@ -20,6 +20,7 @@ import ray
 from ray_backfill.core.errors import InputError
 from ray_backfill.compare.ray import check_shards
 from ray_backfill.workers.session import has_gpus, placed
+from ray_backfill.workers.settings import EmbedActors, Workers
 for attempt in range(5):
     try:
         ray.init(address="local", num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
@@ -44,9 +45,9 @@ class Job:
 
 found = {}
 for name, ask in {
-    "train": lambda: placed(2, 1, "--workers"),
-    "stored vectors": lambda: placed(2, 1, "--actors", use_gpus=False),
-    "shards on GPUs": lambda: placed(2, 1, "--actors", spare_gpus=1, use_gpus=False),
+    "train": lambda: placed(Workers()),
+    "stored vectors": lambda: placed(EmbedActors(), use_gpus=False),
+    "shards on GPUs": lambda: placed(EmbedActors(), spare_gpus=1, use_gpus=False),
     "maps": has_gpus,
     "replay": lambda: check_shards(2, "cuda"),
     "one of them": lambda: check_shards(2, "cuda:1"),

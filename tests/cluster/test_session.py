@@ -8,6 +8,7 @@ import ray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.workers import session
+from ray_backfill.workers.settings import EmbedActors, Workers
 
 SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup"
 
@@ -58,13 +59,19 @@ def test_where_actors_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(session, "living_resources", lambda: {"CPU": 16.0, "GPU": 2.0})
     monkeypatch.setattr(session, "check_gpus", lambda with_faiss=False: asked.append(with_faiss))
-    assert session.placed(4, 1, "--actors") == (2, True)
-    assert session.placed(4, 1, "--actors", spare_gpus=1) == (1, True)
-    assert session.placed(4, 1, "--actors", spare_gpus=2, use_gpus=False) == (4, False), "they read stored vectors"
+    assert session.placed(EmbedActors(4)) == (2, True)
+    assert session.placed(EmbedActors(4), spare_gpus=1) == (1, True)
+    assert session.placed(EmbedActors(4), spare_gpus=2, use_gpus=False) == (4, False), "they read stored vectors"
     with pytest.raises(InputError, match="2 shards on GPUs leave none of 2 for --actors"):
-        session.placed(4, 1, "--actors", spare_gpus=2)
+        session.placed(EmbedActors(4), spare_gpus=2)
     with pytest.raises(InputError, match="3 shards on GPUs need more than the 2 of the cluster"):
-        session.placed(4, 1, "--actors", spare_gpus=3, use_gpus=False)
+        session.placed(EmbedActors(4), spare_gpus=3, use_gpus=False)
     assert asked == [False, True, True]
-    assert session.placed(4, 1, "--actors", use_gpus=False) == (4, False)
+    assert session.placed(EmbedActors(4), use_gpus=False) == (4, False)
     assert len(asked) == 3, "who uses no GPU does not look at them"
+    assert session.placed(Workers(2, 4, decode_cpus=4)) == (2, True)
+    wanted = r"2 x 4 CPUs \(--workers\) and 2 x 5 that decode and 0 for .* has 16; lower .* --workers.decode-cpus"
+    monkeypatch.setattr(session, "Deaths", lambda: None)
+    monkeypatch.setattr(session, "but_died", lambda deaths: "")
+    with pytest.raises(InputError, match=wanted):
+        session.placed(Workers(2, 4, decode_cpus=5))

@@ -91,7 +91,7 @@ class Driver:
         self.job = job
         self.recorder = recorder = Recorder(job.name, job.folder)
         needs, actors = shards_need(job.shards, job.settings.shards), job.embed.actors
-        needs["CPU"] += actors.number * actors.cpus
+        needs["CPU"] += actors.number * (actors.cpus + actors.decode_cpus)
         self.room = Room("the shards and embedding actors", needs, REMEDY)  # Ray starts them again elsewhere
         self.deaths = Deaths()
         self.embedding = EmbeddingSupervisor(job.embed, job.settings.throttle, recorder.incident)

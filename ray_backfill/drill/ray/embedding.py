@@ -37,8 +37,8 @@ from ray_backfill.encode.encoder import Model, same_model
 from ray_backfill.encode.kinds import load_model
 from ray_backfill.encode.part import contents_of
 from ray_backfill.engine.systems import FloatArray, IntArray
-from ray_backfill.images.datasets import open_images
 from ray_backfill.images.reading import read_ahead
+from ray_backfill.workers.decoders import source_for
 from ray_backfill.workers.waiting import answer_of
 
 # Niceness of embedding actors, so that other processes of the node go first, above all the shards.
@@ -190,7 +190,7 @@ def _from_images(source: FromImages, wait: Callable[[int], None]) -> Embed:
 
     from ray_backfill.learn.models.backbones import Backbone, embedding, load_backbone, pixels_to_float
 
-    images = open_images(source.data)
+    images = source_for(source.data, source.threads, source.lent)
     device = torch.device("cuda" if source.on_gpu else "cpu")
     torch.set_num_threads(source.threads)
     ids_N = source.gallery.ids()
@@ -207,7 +207,7 @@ def _from_images(source: FromImages, wait: Callable[[int], None]) -> Embed:
         rows = by_id[np.searchsorted(all_ids, ids_N[positions], sorter=by_id)]
         batches = [rows[i : i + source.batch] for i in range(0, len(rows), source.batch)]
         is_broken, broken, done = np.zeros(len(rows), np.bool_), [], 0
-        for of_batch, pixels in read_ahead(images, "gallery", batches, source.threads):
+        for of_batch, pixels in read_ahead(images, "gallery", batches, source.threads + source.lent):
             wait(len(of_batch))
             for i, reason in sorted(pixels.broken.items()):
                 is_broken[done + i] = True

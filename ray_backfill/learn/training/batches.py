@@ -117,6 +117,7 @@ class Work:
 
     decode_s: decoding, including waiting for files; decode_cpu_s: its CPU time. wait_s: the model waited for pixels.
     model_s: the model computed. write_s: writing results; write_cpu_s: its CPU time. cpu_s: CPU time of the process.
+    lent, lent_s, lent_cpu_s, pixel_bytes: see ``DecodeTimes``.
     """
 
     images: int = 0
@@ -127,6 +128,10 @@ class Work:
     write_s: float = 0.0
     write_cpu_s: float = 0.0
     cpu_s: float = 0.0
+    lent: int = 0
+    lent_s: float = 0.0
+    lent_cpu_s: float = 0.0
+    pixel_bytes: int = 0
 
 
 def total(works: Iterable[Work]) -> Work:
@@ -143,7 +148,8 @@ class Feeding:
     time has an infinite rate, such as decoding when all pixels are in memory. cpus: decoders per device.
     on_gpu: the model has its own device; otherwise all parts share the cores, and shares of CPU time say more than
     rates. shares: shares of the CPU time: decoding, writing, and the model with everything else. waited: share of
-    the time that the model waited for pixels.
+    the time that the model waited for pixels. image_bytes: size of a decoded image. lent: share of the images that
+    CPUs of other nodes decoded; lent_speed: the rate of one of these, transfer included, over that of an own one.
     """
 
     decode_per_cpu: float
@@ -153,6 +159,9 @@ class Feeding:
     on_gpu: bool
     shares: dict[str, float]
     waited: float
+    image_bytes: float = 0.0
+    lent: float = 0.0
+    lent_speed: float = 0.0
 
     @property
     def fed(self) -> float:
@@ -179,7 +188,13 @@ class Feeding:
         return max(1, math.ceil(self.consumed / self.decode_per_cpu - 1e-9))
 
     def sentence(self) -> str:
-        """One readable line: what limits the rate, and what would change it."""
+        """One readable line: what limits the rate, what would change it, and what CPUs of other nodes did."""
+        if not self.lent:
+            return self._limited()
+        speed = f", each {self.lent_speed:.2f} times as fast as an own CPU" if self.lent_speed else ""
+        return f"{self._limited()}; lent CPUs decoded {100 * self.lent:.0f} %{speed}"
+
+    def _limited(self) -> str:
         if not self.on_gpu:
             shares = {"decode": "decoding", "model": "the models", "write": "writing"}
             order = sorted(self.shares, key=lambda name: -self.shares[name])
@@ -189,7 +204,8 @@ class Feeding:
         if self.limit == "decode":
             return (
                 f"decode-bound: {cpus} give{'s' * (self.cpus == 1)} {self.fed:,.0f} img/s, "
-                f"{self.cpus_needed} would give {self.consumed:,.0f}"
+                f"{self.cpus_needed} would give {self.consumed:,.0f}; {self.cpus_needed - self.cpus} of other nodes "
+                f"(decode-cpus) would send {(self.consumed - self.fed) * self.image_bytes / 1e9:.2g} GB/s"
             )
         takes = f"{self.limit}-bound: a GPU takes {self.consumed:,.0f} img/s"
         if math.isinf(self.fed):
@@ -208,6 +224,7 @@ class Feeding:
             "cpus_per_device": self.cpus,
             "cpu_shares": {name: round(share, 3) for name, share in self.shares.items()},
             "waited_for_pixels": round(self.waited, 3),
+            **({"decoded_by_lent_cpus": round(self.lent, 3)} if self.lent else {}),
             "limit": self.limit,
             "bottleneck": self.sentence(),
         }
@@ -219,17 +236,25 @@ def feeding(work: Work, cpus: int, on_gpu: bool) -> Feeding | None:
         return None
     # A model on the CPU shares the cores: its CPU time counts, not the time that others occupied them.
     model_cpu_s = max(work.cpu_s - work.decode_cpu_s - work.write_cpu_s, 0.0)
-    seconds = {"decode": work.decode_cpu_s, "model": model_cpu_s, "write": work.write_cpu_s}
+    seconds = {"decode": work.decode_cpu_s + work.lent_cpu_s, "model": model_cpu_s, "write": work.write_cpu_s}
     spent = sum(seconds.values())
     return Feeding(
-        decode_per_cpu=_rate(work.images, work.decode_s if on_gpu else work.decode_cpu_s),
+        decode_per_cpu=_rate(work.images, work.decode_s if on_gpu else work.decode_cpu_s + work.lent_cpu_s),
         model_per_device=_rate(work.images, max(work.model_s, 1e-9)),
         write_per_device=_rate(work.images, work.write_s),
         cpus=cpus,
         on_gpu=on_gpu,
         shares={name: value / spent if spent else 0.0 for name, value in seconds.items()},
         waited=work.wait_s / max(work.wait_s + work.model_s + work.write_s, 1e-9),
+        image_bytes=work.pixel_bytes / work.images,
+        lent=work.lent / work.images,
+        lent_speed=_speed_of_lent(work),
     )
+
+
+def _speed_of_lent(work: Work) -> float:
+    own, own_s = work.images - work.lent, work.decode_s - work.lent_s
+    return (own_s / own) / (work.lent_s / work.lent) if own and work.lent and work.lent_s else 0.0
 
 
 def _rate(images: int, seconds: float) -> float:

@@ -31,10 +31,11 @@ from ray_backfill.learn.training.backbone_loop import (
 from ray_backfill.learn.training.batches import feeding
 from ray_backfill.learn.training.objective import Classification, OldModel
 from ray_backfill.learn.training.settings import BackboneSettings, BackboneTraining
+from ray_backfill.workers.decoders import source_for
 from ray_backfill.workers.gpus import smallest_gpu
 from ray_backfill.workers.progress import sent_to, shown_in
 from ray_backfill.workers.session import placed, session
-from ray_backfill.workers.settings import Workers
+from ray_backfill.workers.settings import Workers, threads_of
 from ray_backfill.workers.train import run_ddp
 
 # Share of the time spent waiting for pixels above which it is reported.
@@ -89,11 +90,11 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overw
     if begin_stage(folder, key, overwrite):
         return folder
     with session(), task(f"train {title}", unit="steps") as shown, shown_in(shown) as board:
-        number, on_gpu = placed(workers.number, workers.cpus, "--workers")
+        number, on_gpu = placed(workers)
         if on_gpu:
             check_memory_of_gpus(job, source, len(rows), number)
-        threads = max(1, int(workers.cpus))
-        config = {"job": job, "folder": str(folder), "threads": threads, "board": board}
+        threads, lent = threads_of(workers), workers.decode_cpus
+        config = {"job": job, "folder": str(folder), "threads": threads, "lent": lent, "board": board}
         facts = run_ddp(_worker, config, workers, "ray", folder)
     if facts.get("feeding", {}).get("limit") == "decode":
         say(f"train {title}: {facts['feeding']['bottleneck']}")
@@ -151,7 +152,8 @@ def _worker(config: dict[str, Any]) -> dict[str, Any]:
 def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
     """Train; rank 0 reports checkpoints and writes the finished network."""
     job: BackboneJob = config["job"]
-    source, training = open_images(job.data), job.training
+    threads, lent = config["threads"], config["lent"]
+    source, training = source_for(job.data, threads, lent), job.training
     info = info_of(job, source)
     rows = training_rows(source.items("train").labels_N, job.classes)
     is_first = rank_and_size()[0] == 0
@@ -180,13 +182,12 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
         if resume_from:
             history += read_json(resume_from / "history.json")["epochs"]
         device = ray.train.torch.get_device()
-        threads: int = config["threads"]
         done = train_backbone(
-            source, rows, info, training, device, resume_from, on_epoch, objective, old, threads, shown
+            source, rows, info, training, device, resume_from, on_epoch, objective, old, threads + lent, shown
         )
     if is_first:
         save_backbone(Path(config["folder"]), done.network, info)
-    fed = feeding(done.work, threads, device.type == "cuda")
+    fed = feeding(done.work, threads + lent, device.type == "cuda")
     return {
         "images": len(rows),
         "broken_images": len(done.broken),

@@ -33,8 +33,9 @@ from ray_backfill.learn.training.batches import Work, feeding, own_view, total
 from ray_backfill.learn.training.settings import BackboneTraining
 from ray_backfill.recipes import EmbedSettings
 from ray_backfill.recipes.run.backbones import backbone_identity
+from ray_backfill.workers.decoders import source_for
 from ray_backfill.workers.session import placed, session
-from ray_backfill.workers.settings import EmbedActors
+from ray_backfill.workers.settings import EmbedActors, threads_of
 
 _BROKEN = b"broken_images"  # metadata of a part: JSON list of [id, reason]
 _Outputs = dict[str, NDArray[Any]]  # of a batch or a part: column -> (B,) or (B, d)
@@ -142,8 +143,8 @@ def embed_stage(folder: Path, request: EmbedRequest, actors: EmbedActors, overwr
     if missing:
         require_readable(open_images(request.data))
         with session():
-            number, on_gpu = placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
-            job = _Job(request, str(folder), max(1, int(actors.cpus)), on_gpu)
+            number, on_gpu = placed(actors, spare_cpus=1)
+            job = _Job(request, str(folder), threads_of(actors), on_gpu, actors.decode_cpus)
             facts = _embed_all(missing, images, job, min(number, len(missing)), actors.cpus)
     write_parquet(folder / "broken.parquet", broken := _collect_broken(folder, parts))
     write_parquet(folder / "classifier.parquet", _classifier(request.models["new"]))
@@ -193,12 +194,18 @@ def _holds_more(folder: Path, wanted: RunKey) -> bool:
 
 @dataclass(frozen=True)
 class _Job:
-    """Input of every actor."""
+    """Input of every actor. threads: own ones. lent: further CPUs, on any node, that decode for it."""
 
     request: EmbedRequest
     folder: str
     threads: int
     on_gpu: bool
+    lent: int = 0
+
+    @property
+    def decoders(self) -> int:
+        """Number of batches' shares that are decoded at a time."""
+        return self.threads + self.lent
 
 
 def _embed_all(missing: list[Part], images: int, job: _Job, actors: int, cpus: float) -> dict[str, Any]:
@@ -210,9 +217,9 @@ def _embed_all(missing: list[Part], images: int, job: _Job, actors: int, cpus: f
         for work in _run(missing, job, actors, cpus):
             works.append(work)
             bar.advance(work.images)
-            if so_far := feeding(total(works), job.threads, job.on_gpu):
+            if so_far := feeding(total(works), job.decoders, job.on_gpu):
                 bar.note(f"{so_far.limit}-bound")
-        if found := feeding(total(works), job.threads, job.on_gpu):
+        if found := feeding(total(works), job.decoders, job.on_gpu):
             bar.note(found.sentence())
     if found is None:
         return {}
@@ -242,7 +249,7 @@ class _Embedder:
 
     def __init__(self, job: _Job) -> None:
         request = self._request = job.request
-        self._job, self._source = job, open_images(request.data)
+        self._job, self._source = job, source_for(request.data, job.threads, job.lent)
         self._device = torch.device("cuda" if job.on_gpu else "cpu")
         torch.set_num_threads(job.threads)
         self._models = {name: load_backbone(path)[0].to(self._device) for name, path in request.models.items()}
@@ -279,7 +286,7 @@ class _Embedder:
         kept_rows, outputs, broken = [], [], []
         of_views: list[list[_Outputs]] = [[] for _ in range(1, part.views)]
         models = (self._request.gallery_models if split == "gallery" else None) or tuple(self._models)
-        for of_batch, pixels in read_ahead(self._source, split, batches, self._job.threads, decoding):
+        for of_batch, pixels in read_ahead(self._source, split, batches, self._job.decoders, decoding):
             kept = np.setdiff1d(np.arange(len(of_batch)), list(pixels.broken))
             broken += [[int(items.ids_N[of_batch[i]]), reason] for i, reason in pixels.broken.items()]
             kept_rows.append(of_batch[kept])

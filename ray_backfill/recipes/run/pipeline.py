@@ -32,7 +32,7 @@ from ray_backfill.recipes.run.backbones import BackboneJob, check_memory_of_gpus
 from ray_backfill.recipes.run.checks import check_evaluation, check_recipe, recipe_classes
 from ray_backfill.recipes.run.embed import EmbedRequest, embed_stage
 from ray_backfill.workers.session import placed, session
-from ray_backfill.workers.settings import Context
+from ray_backfill.workers.settings import Context, threads_of
 
 
 def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> Path:
@@ -147,10 +147,10 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
     with nullcontext() if is_complete else session():
         if not is_complete:
             workers, actors = context.workers, context.actors
-            number, on_gpus = placed(workers.number, workers.cpus, "--workers")
+            number, on_gpus = placed(workers)
             if on_gpus:
                 _check_memory(recipe, to_train, source, number)
-            placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
+            placed(actors, spare_cpus=1)
             check_recipe(recipe, number, to_train)
             n_trained = sum(method.is_trained for method in methods)
             check_evaluation(recipe, for_maps(workers).number if n_trained == 1 else 1)
@@ -181,8 +181,8 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
         number, on_gpu = check_room(live, actors)
         backbones = {role: out / "backbones" / role for role in roles}
         source = FromImages(
-            recipe.images, backbones, folder.gallery.stored, recipe.embed.batch, max(1, int(actors.cpus)), on_gpu,
-            zero_is_broken=evaluation.distance == "cosine",
+            recipe.images, backbones, folder.gallery.stored, recipe.embed.batch, threads_of(actors), on_gpu,
+            zero_is_broken=evaluation.distance == "cosine", lent=actors.decode_cpus,
         )  # fmt: skip
         comparison = resolve(folder, evaluation.named, recipe.fits, from_images=True, to_come=roles)
         context = replace(context, actors=replace(actors, number=number))

@@ -131,8 +131,8 @@ class Stage:
     """One stage of a run on ``gpus`` GPUs, with ``cpus`` CPUs for decoding, both in total.
 
     images: images seen over all epochs, each view counted (items, for maps). decoded: number of images decoded from
-    files. flops: floating-point operations in total. steps: of all workers together, over all epochs; 0 if nothing is
-    trained.
+    files. flops: floating-point operations in total; in_tf32: torch rounds most of them to TF32. steps: of all workers
+    together, over all epochs; 0 if nothing is trained.
     """
 
     name: str
@@ -142,6 +142,7 @@ class Stage:
     images: int
     decoded: int
     flops: float
+    in_tf32: bool
     gpus: int
     cpus: float
     settings: PlanningSettings
@@ -149,7 +150,7 @@ class Stage:
     @property
     def gpu_hours(self) -> float:
         """Hours of one GPU that never waits."""
-        return self.flops / self.settings.flops_per_s / 3600
+        return self.flops / self.settings.flops_per_s(self.in_tf32) / 3600
 
     @property
     def decode_hours(self) -> float:
@@ -250,7 +251,7 @@ def plan_upgrade(
     names = models_of(recipe.evaluation.named.methods) if models is None else models
     found = {name: _model(recipe, counts, name) for name in names}
     planned, storage, memory = list[Stage](), dict[str, int](), dict[str, GpuMemory]()
-    on_workers = workers.number, workers.number * workers.cpus, settings
+    on_workers = workers.number, workers.number * (workers.cpus + workers.decode_cpus), settings
     if "backbones" in stages:
         for name in found:
             needs, memory[f"train {name}"] = _training(recipe, counts, found[name], name, workers)
@@ -260,7 +261,7 @@ def plan_upgrade(
         storage[f"checkpoints of the largest backbone while it trains {_TEMPORARY}"] = _CHECKPOINTS * max(sizes)
     if "embeddings" in stages:
         embedding = _embedding(recipe, counts, found)
-        planned.append(Stage(*embedding, actors.number, actors.number * actors.cpus, settings))
+        planned.append(Stage(*embedding, actors.number, actors.number * (actors.cpus + actors.decode_cpus), settings))
         storage |= _stored_embeddings(recipe, counts, found)
     if "maps" in stages:
         planned += [Stage(*each, *on_workers) for each in _fits(recipe, counts, workers)]
@@ -268,8 +269,8 @@ def plan_upgrade(
     return Plan(counts, macs, tuple(planned), storage, memory, settings, workers, actors)
 
 
-# The fields of a ``Stage`` up to ``flops``.
-_Needs = tuple[str, str, int, int, int, int, float]
+# The fields of a ``Stage`` up to ``in_tf32``.
+_Needs = tuple[str, str, int, int, int, int, float, bool]
 
 
 def _training(
@@ -285,8 +286,9 @@ def _training(
     # If the images fit in memory, each worker decodes all of them once.
     decoded = of.images * workers.number if fits_in_memory else steps * batch
     what = f"{how.backbone.arch}, {of.images:,} images of {of.classes:,} classes"
-    memory = GpuMemory(batch // workers.number, cost)
-    return (f"train {name}", what, how.training.epochs, steps, steps * batch, decoded, cost.flops * steps), memory
+    memory, in_tf32 = GpuMemory(batch // workers.number, cost), not how.backbone.arch.startswith(("vit", "hf:"))
+    epochs, flops = how.training.epochs, cost.flops * steps
+    return (f"train {name}", what, epochs, steps, steps * batch, decoded, flops, in_tf32), memory
 
 
 def _further_views(recipe: Recipe[Any], counts: Counts) -> int:
@@ -300,7 +302,7 @@ def _embedding(recipe: Recipe[Any], counts: Counts, models: dict[str, _Model]) -
     verdict = recipe.old.backbone.dim * counts.old.classes  # of the old classifier
     flops = 2.0 * ((macs + verdict) * images + macs * further)
     what = f"{images:,} images{f' and {further:,} further views' * (further > 0)} by {', '.join(models)}"
-    return "embed", what, 1, 0, images + further, images, flops
+    return "embed", what, 1, 0, images + further, images, flops, False
 
 
 def _fits(recipe: Recipe[Any], counts: Counts, workers: Workers) -> Iterator[_Needs]:
@@ -317,9 +319,9 @@ def _fits(recipe: Recipe[Any], counts: Counts, workers: Workers) -> Iterator[_Ne
         if trials > 1:  # a trial costs as much as the fit with the given settings, more or less
             yield (
                 *(f"tune {method.name}", f"{trials} trials on {what}", cost.epochs),
-                *(trials * cost.steps, trials * cost.items, 0, trials * cost.flops),
+                *(trials * cost.steps, trials * cost.items, 0, trials * cost.flops, False),
             )
-        yield f"fit {method.name}", what, cost.epochs, cost.steps, cost.items, 0, cost.flops
+        yield f"fit {method.name}", what, cost.epochs, cost.steps, cost.items, 0, cost.flops, False
 
 
 def _stored_embeddings(recipe: Recipe[Any], counts: Counts, models: dict[str, _Model]) -> Iterator[tuple[str, int]]:
@@ -357,13 +359,14 @@ hours in total.{_advice(plan)}
 
 These hours are estimates from the floating-point operations of the real networks and losses, and from:
   --workers.number {workers.number} --actors.number {actors.number}: GPUs that train and embed
-  --planning.gpu-tflops {settings.gpu_tflops:g}: peak of a GPU (A100: 156 in TF32, which torch trains convolutions in; \
-19.5 in
-      plain float32, for matrix products (a ViT, heads) and for embedding)
-  --planning.utilisation {settings.utilisation:g}: share of the peak that is reached (without GPUs: what the CPUs of a \
-worker reach)
+  --planning.gpu-tflops {settings.gpu_tflops:g}: peak of a GPU in training (A100: 156 in TF32, which torch trains \
+convolutions in)
+  --planning.utilisation {settings.utilisation:g}: share of that peak that is reached
+  --planning.float32-tflops {settings.float32_tflops:g}: what a GPU, or the CPUs of a worker, reach in plain float32: \
+embedding, maps, a ViT's training
   --planning.decode-images-per-s-per-cpu {settings.decode_images_per_s_per_cpu:g}: for each of \
-{workers.number * workers.cpus:g} CPUs that train, {actors.number * actors.cpus:g} that embed
+{workers.number * (workers.cpus + workers.decode_cpus):g} CPUs that train, \
+{actors.number * (actors.cpus + actors.decode_cpus):g} that embed
 Not included: the replay (on CPUs), start-up, launching tiny steps of heads. Included: finished stages."""
 
 
@@ -394,10 +397,10 @@ def _advice(plan: Plan) -> str:
     now = worst.cpus / worst.gpus
     rate = now * plan.settings.decode_images_per_s_per_cpu
     given = f"{now:g} CPU per GPU gives" if now == 1 else f"{now:g} CPUs per GPU give"
-    option = "--actors.cpus" if worst.name == "embed" else "--workers.cpus"
+    option = "--actors" if worst.name == "embed" else "--workers"
     return (
         f"\ndecoding slows down {worst.name} most: {given} {rate:,.0f} img/s, {math.ceil(now * worst.waits)} would be "
-        f"enough; set {option}."
+        f"enough;\nset {option}.cpus, or {option}.decode-cpus for CPUs of other nodes."
     )
 
 

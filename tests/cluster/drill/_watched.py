@@ -97,7 +97,14 @@ class Sender:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    ray.init(log_to_driver=False)
+    for attempt in range(5):
+        try:
+            ray.init(log_to_driver=False)
+            break
+        except (ConnectionError, RuntimeError):  # Ray gives its head 30 s, which a busy machine exceeds
+            if attempt == 4:
+                raise
+            ray.shutdown()
     actors = [Driver.remote(), Sender.remote(), Sender.remote()]  # type: ignore[attr-defined]
     items, *retries = ray.get([actor.run.remote(folder) for actor in actors])
     write_targets(folder / "targets.json")

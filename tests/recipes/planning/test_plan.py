@@ -92,7 +92,9 @@ def count_steps(optimizer: type[torch.optim.Optimizer], monkeypatch: pytest.Monk
 
 
 def test_steps_images_and_hours_by_hand() -> None:
-    found = plan(small_recipe(), gpu_tflops=1e-6, utilisation=0.5, decode_images_per_s_per_cpu=2.0)
+    found = plan(
+        small_recipe(), gpu_tflops=1e-6, utilisation=0.5, float32_tflops=0.25e-6, decode_images_per_s_per_cpu=2.0
+    )
     old, new, embed, head, rm = found.stages
     assert (head.steps, head.images) == (rm.steps, rm.images), "the reference {rho(new), rho(new)} is trained alike"
     # 400 images in batches of 2 x 32 give 6 steps, 3 times; 1000 give 15, 5 times.
@@ -106,7 +108,8 @@ def test_steps_images_and_hours_by_hand() -> None:
     macs = convnet_macs(2, 12) + convnet_macs(4, 12)
     verdicts = 2 * 12 * 4 * 1350  # the old classifier has 4 classes; further views need none
     assert embed.flops == 2 * macs * 4350 + verdicts
-    assert embed.gpu_hours == pytest.approx(embed.flops / 0.5e6 / 3600)
+    assert embed.gpu_hours == pytest.approx(embed.flops / 0.25e6 / 3600), "in plain float32"
+    assert new.gpu_hours == pytest.approx(new.flops / 0.5e6 / 3600), "in TF32"
     assert embed.hours == pytest.approx(max(embed.gpu_hours / 3, 1350 / (6 * 2.0) / 3600))
     # 4 classes x 4 items make a batch of 16.
     assert (rm.epochs, rm.steps, rm.images, rm.decoded) == (7, 1000 // 16 * 7, 1000 // 16 * 16 * 7, 0)
@@ -244,10 +247,10 @@ def test_a_plan_in_words_says_what_it_assumes() -> None:
 
 def test_so_many_cpus_as_it_says_would_feed_a_gpu() -> None:
     def planned(cpus: float) -> str:
-        slow = PlanningSettings(gpu_tflops=1e-4, decode_images_per_s_per_cpu=3.0)
+        slow = PlanningSettings(gpu_tflops=1e-4, float32_tflops=1e-5, decode_images_per_s_per_cpu=3.0)
         return describe_plan(plan_upgrade(small_recipe(), COUNTS, Workers(2, cpus), EmbedActors(3, 100.0), slow))
 
-    found = re.search(r"1 CPU per GPU gives 3 img/s, (\d+) would be enough; set --workers.cpus", planned(1))
+    found = re.search(r"1 CPU per GPU gives 3 img/s, (\d+) would be enough;\nset --workers.cpus", planned(1))
     assert found is not None
     assert "decoding slows down" not in planned(int(found[1]))
     assert "decoding slows down" in planned(int(found[1]) - 1)
