@@ -2,8 +2,8 @@
 
     python -m benchmarks.lending [--images 480] [--runs 3]
 
-Own CPUs are threads of this process, lent ones Ray tasks on this machine. Each row is the best of the runs, which take turns.
-CPU time here is what is left of decoding for the process with the GPU: its own share, and receiving the rest.
+Own CPUs are threads of this process, lent ones Ray tasks on this machine. Each row is the best of the runs, which take
+turns. CPU time here is what is left of decoding for the process with the GPU: its own share, and receiving the rest.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The actors that embed parts of items, by Ray Data."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from time import time
@@ -45,7 +45,7 @@ def embed_parts(
         device = Device("cuda" if on_gpu else "cpu", threads_of(actors), number)
         job = _Job(str(folder), request, probes, device, sys.path)
         began, first = time(), inf
-        for done in _run(job, missing, number, actors.cpus):
+        for done in _run(job, missing, replace(actors, number=number)):
             bar.advance(done["items"])
             first = min(first, done["began"])
         rate = left / max(time() - first, 1e-9)
@@ -53,16 +53,16 @@ def embed_parts(
     return {"embedding": facts}
 
 
-def _run(job: _Job, missing: list[tuple[str, Path]], actors: int, cpus: float) -> Iterator[dict[str, Any]]:
+def _run(job: _Job, missing: list[tuple[str, Path]], actors: EmbedActors) -> Iterator[dict[str, Any]]:
     """Embed the parts; yields what each finished part took. Raises the InputError of an actor."""
     ray.data.DataContext.get_current().enable_progress_bars = False
     rows = [{"split": split, "path": str(path)} for split, path in missing]
     finished = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         _Embedder,
         fn_constructor_kwargs={"job": job},
-        compute=ray.data.ActorPoolStrategy(size=actors),
-        num_cpus=cpus,
-        num_gpus=1 if job.device.name == "cuda" else 0,
+        compute=ray.data.ActorPoolStrategy(size=actors.number),
+        num_cpus=actors.cpus,
+        num_gpus=actors.gpus if job.device.name == "cuda" else 0,
     )
     for row in finished.iter_rows():
         if problem := row.pop("problem"):

@@ -165,21 +165,22 @@ def placed(
 ) -> tuple[int, bool]:
     """Number of workers or actors to start on the connected cluster, and whether each gets a GPU.
 
-    On a cluster with GPUs each gets one, and their number is the limit. spare_...: resources left for others. use_gpus:
-    False for those that compute nothing that a GPU could do.
+    On a cluster with GPUs each gets one, or its share, and their number is the limit. spare_cpus: left for others.
+    spare_gpus: shards that have one or a share, too. use_gpus: False for those that compute nothing that a GPU could.
 
     Raises:
         InputError: The cluster has too few CPUs or GPUs, and Ray would wait for them forever; or torch cannot use the
             GPUs, or FAISS those of the shards.
     """
     resources = living_resources()
-    gpus, available = int(resources.get("GPU", 0)), resources.get("CPU", 0)
-    option = "--workers" if isinstance(processes, Workers) else "--actors"
+    option, share = ("--workers", 1.0) if isinstance(processes, Workers) else ("--actors", processes.gpus)
+    # All shares are equal, so whatever GPU Ray takes first, none is left that is too small.
+    gpus, available = int(resources.get("GPU", 0)) * int(1 / share + 1e-9), resources.get("CPU", 0)
     if spare_gpus and spare_gpus + use_gpus > gpus:
         left = f"leave none of {gpus} for {option}" if use_gpus else f"need more than the {gpus} of the cluster"
         raise InputError(
-            f"{spare_gpus} shards on GPUs {left}; lower --live.shards.number, or set --live.old-index.device and "
-            "--live.new-index.device to cpu"
+            f"{spare_gpus} shards on GPUs {left}{' (each a share)' * (share < 1)}; lower --live.shards.number or "
+            "--actors.gpus, or set --live.old-index.device and --live.new-index.device to cpu"
         )
     if spare_gpus or (gpus and use_gpus):
         check_gpus(with_faiss=spare_gpus > 0)

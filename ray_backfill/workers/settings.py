@@ -11,7 +11,7 @@ from ray_backfill.learn.training.fit import Tuned
 
 @dataclass(frozen=True)
 class EmbedActors:
-    """Ray actors that embed images. On a cluster with GPUs each actor gets one, and their number is the limit."""
+    """Ray actors that embed. On a cluster with GPUs each actor gets one, or a share, and their number is the limit."""
 
     number: int = 2
     """Number of embedding actors."""
@@ -19,9 +19,13 @@ class EmbedActors:
     """CPUs that Ray reserves for each actor, which also decodes images in as many threads."""
     decode_cpus: int = 0
     """Further CPUs, on any node, that decode images for each actor of a recipe; they send the pixels."""
+    gpus: float = 1.0
+    """Share of a GPU for each actor, and for each shard of a drill with an index on a GPU; 0.5: two share one."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "actors", "number", "cpus")
+        require_positive(self, "actors", "number", "cpus", "gpus")
+        if self.gpus > 1:
+            raise InputError(f"--actors.gpus is a share of one GPU and at most 1, got {self.gpus}")
         require_not_negative(self, "actors", "decode_cpus")
 
     def require_own_decoders(self) -> None:

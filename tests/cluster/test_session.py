@@ -69,6 +69,14 @@ def test_where_actors_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [False, True, True]
     assert session.placed(EmbedActors(4), use_gpus=False) == (4, False)
     assert len(asked) == 3, "who uses no GPU does not look at them"
+    # Two GPUs are four halves or six thirds: three shards leave one or three.
+    assert session.placed(EmbedActors(4, gpus=0.5), spare_gpus=3) == (1, True)
+    assert session.placed(EmbedActors(4, gpus=1 / 3), spare_gpus=3) == (3, True)
+    assert session.placed(EmbedActors(4, gpus=0.6)) == (2, True), "a GPU has room for one"
+    with pytest.raises(InputError, match=r"4 shards on GPUs leave none of 4 for --actors \(each a share\)"):
+        session.placed(EmbedActors(4, gpus=0.5), spare_gpus=4)
+    with pytest.raises(InputError, match=r"--actors\.gpus is a share of one GPU and at most 1, got 2"):
+        EmbedActors(gpus=2)
     assert session.placed(Workers(2, 4, decode_cpus=4)) == (2, True)
     wanted = r"2 x 4 CPUs \(--workers\) and 2 x 5 that decode and 0 for .* has 16; lower .* --workers.decode-cpus"
     monkeypatch.setattr(session, "Deaths", lambda: None)

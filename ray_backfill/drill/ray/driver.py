@@ -90,7 +90,8 @@ class Driver:
     def __init__(self, job: LiveJob) -> None:
         self.job = job
         self.recorder = recorder = Recorder(job.name, job.folder)
-        needs, actors = shards_need(job.shards, job.settings.shards), job.embed.actors
+        actors = job.embed.actors
+        needs = shards_need(job.shards, job.settings.shards, actors.gpus)
         needs["CPU"] += actors.number * (actors.cpus + actors.decode_cpus)
         self.room = Room("the shards and embedding actors", needs, REMEDY)  # Ray starts them again elsewhere
         self.deaths = Deaths()

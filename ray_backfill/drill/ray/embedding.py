@@ -100,7 +100,7 @@ def embed_operations(numbers: Sequence[int], job: PartsJob, pacer: ActorHandle) 
         fn_constructor_kwargs={"job": job, "pacer": pacer},
         compute=ray.data.ActorPoolStrategy(size=min(job.actors.number, len(numbers))),
         num_cpus=job.actors.cpus,
-        num_gpus=1 if on_gpu else 0,
+        num_gpus=job.actors.gpus if on_gpu else 0,
     )
     for row in finished.iter_rows():
         yield int(row["number"])

@@ -89,12 +89,12 @@ class LiveShard:
         return {"backward": sides.gallery("backward", old), "forward": sides.gallery("forward", new)}
 
 
-def shards_need(jobs: list[ShardJob], settings: ShardSettings) -> dict[str, float]:
-    """The resources of all shards together."""
-    return {"CPU": len(jobs) * settings.cpus} | ({"GPU": len(jobs)} if jobs[0].place.on_gpu else {})
+def shards_need(jobs: list[ShardJob], settings: ShardSettings, gpus: float) -> dict[str, float]:
+    """The resources of all shards together. gpus: share of a GPU of each, if they use GPUs."""
+    return {"CPU": len(jobs) * settings.cpus} | ({"GPU": len(jobs) * gpus} if jobs[0].place.on_gpu else {})
 
 
-def start_shards(jobs: list[ShardJob], settings: ShardSettings) -> list[ActorHandle]:
+def start_shards(jobs: list[ShardJob], settings: ShardSettings, gpus: float) -> list[ActorHandle]:
     """Start one actor per job; returns at once, without waiting until they are ready.
 
     Ray always restarts an actor that dies, but does not repeat the call: the caller decides on that.
@@ -103,7 +103,7 @@ def start_shards(jobs: list[ShardJob], settings: ShardSettings) -> list[ActorHan
     variables = {f"{library}_NUM_THREADS": threads for library in ("OMP", "OPENBLAS", "MKL")}
     make = ray.remote(
         num_cpus=settings.cpus,
-        num_gpus=1 if jobs[0].place.on_gpu else 0,
+        num_gpus=gpus if jobs[0].place.on_gpu else 0,
         max_restarts=-1,
         max_task_retries=0,
         concurrency_groups={"search": settings.searches, "write": 1},
@@ -196,11 +196,11 @@ class ShardSet:
         self, job: LiveJob, make_again: Callable[[BadPartError], None], tell: Callable[[str, str], None]
     ) -> None:
         edges = [0, *(shard.place.last for shard in job.shards)]
-        self.actors = start_shards(job.shards, job.settings.shards)
+        self.actors = start_shards(job.shards, job.settings.shards, job.embed.actors.gpus)
         self.router = Router(self.actors, job.plan.sizes(edges))
         self.make_again, self.tell = make_again, tell
         self.pids: dict[int, int] = {}
-        needs = shards_need(job.shards, job.settings.shards)
+        needs = shards_need(job.shards, job.settings.shards, job.embed.actors.gpus)
         self.room = Room(f"{len(self.actors)} shards", needs, REMEDY)
 
     def apply(self, applied: int) -> ShardSize:

@@ -8,7 +8,7 @@ through Ray. Further views of train images are made from the same decoded pixels
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +145,7 @@ def embed_stage(folder: Path, request: EmbedRequest, actors: EmbedActors, overwr
         with session():
             number, on_gpu = placed(actors, spare_cpus=1)
             job = _Job(request, str(folder), threads_of(actors), on_gpu, actors.decode_cpus)
-            facts = _embed_all(missing, images, job, min(number, len(missing)), actors.cpus)
+            facts = _embed_all(missing, images, job, replace(actors, number=min(number, len(missing))))
     write_parquet(folder / "broken.parquet", broken := _collect_broken(folder, parts))
     write_parquet(folder / "classifier.parquet", _classifier(request.models["new"]))
     remove_halves(folder)
@@ -208,13 +208,13 @@ class _Job:
         return self.threads + self.lent
 
 
-def _embed_all(missing: list[Part], images: int, job: _Job, actors: int, cpus: float) -> dict[str, Any]:
+def _embed_all(missing: list[Part], images: int, job: _Job, actors: EmbedActors) -> dict[str, Any]:
     """Embed the missing parts; returns the rate and its bottleneck. images: number of images in all parts."""
     done = sum(len(part) for part in missing)
     works: list[Work] = []
     since = time.perf_counter()
     with task("embed", images, "images", done=images - done) as bar:
-        for work in _run(missing, job, actors, cpus):
+        for work in _run(missing, job, actors):
             works.append(work)
             bar.advance(work.images)
             if so_far := feeding(total(works), job.decoders, job.on_gpu):
@@ -224,19 +224,20 @@ def _embed_all(missing: list[Part], images: int, job: _Job, actors: int, cpus: f
     if found is None:
         return {}
     return {
-        "feeding": {"actors": actors, "images_per_s": round(done / (time.perf_counter() - since), 1)} | found.facts()
+        "feeding": {"actors": actors.number, "images_per_s": round(done / (time.perf_counter() - since), 1)}
+        | found.facts()
     }
 
 
-def _run(parts: list[Part], job: _Job, actors: int, cpus: float) -> Iterator[Work]:
+def _run(parts: list[Part], job: _Job, actors: EmbedActors) -> Iterator[Work]:
     """Embed the parts; yields the work of each finished part. Raises the InputError of an actor."""
     ray.data.DataContext.get_current().enable_progress_bars = False
     finished = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts)).map(
         _Embedder,
         fn_constructor_kwargs={"job": job},
-        compute=ray.data.ActorPoolStrategy(size=actors),
-        num_cpus=cpus,
-        num_gpus=1 if job.on_gpu else 0,
+        compute=ray.data.ActorPoolStrategy(size=actors.number),
+        num_cpus=actors.cpus,
+        num_gpus=actors.gpus if job.on_gpu else 0,
     )
     for row in finished.iter_rows():
         if problem := row.pop("problem"):
