@@ -35,22 +35,23 @@ _FEWEST_COLUMNS = 16
 class Counter:
     """Counts the items of all tiles by segment and place, without positives and ignored items, for some queries.
 
-    first: gallery position of item 0. hist: (O, CSR of (S, K + 1)) of these queries, of the smallest type that holds
-    the number of items; the last place is not counted. starts: (b + 1,) start of each query's counts.
+    first: gallery position of item 0. parts: of ``Products``. hist: (O, CSR of (S, K + 1)) of these queries, of the
+    smallest type that holds the number of items; the last place is not counted. starts: (b + 1,) start of each query's
+    counts.
     """
 
     def __init__(
         self, form: ProductForm, block: Block, union: Union, segments_ON: NDArray[np.uint16], n_segments: int,
-        first: int,
+        first: int, parts: int,
     ) -> None:  # fmt: skip
-        self.form, self.block, self.union, self.first = form, block, union, first
-        self._parts = _parts_of_products(form, block, union, first)
+        self.form, self.block, self.union, self.first, self._parts = form, block, union, first, parts
         self.segments_ON = np.pad(segments_ON, ((0, 0), (0, 8)))  # items are counted by eight
         self._products: Products | None = None
         self.bins = make_bins(form, block, union, self._parts)
         self._table = self.bins.empty_table()
         self.starts = hist_starts(union, n_segments)
         self.itemsize = 2 if len(form.length_N) < 1 << 16 else 4
+        self._room = np.empty((len(segments_ON), 0), np.uint16 if self.itemsize == 2 else np.int32)
         # The next positive and the next ignored item of each query, while tiles proceed.
         self._next = np.empty((len(block), 2), np.int64)
         _find_first(block.positives, block.positive_starts, first, self._next[:, 0])
@@ -59,10 +60,13 @@ class Counter:
         self._lengths = form.length_Q[block.queries]
 
     def start(self, begin: int, end: int) -> None:
-        """Begin to count for the queries begin .. end - 1 of the block."""
+        """Begin to count for the queries begin .. end - 1 of the block, in the room of those before."""
         self.rows, self.ends = slice(begin, end), slice(begin, end + 1)
-        size = len(self.segments_ON), self.starts[end] - self.starts[begin]
-        self.hist: Counts = np.zeros(size, np.uint16) if self.itemsize == 2 else np.zeros(size, np.int32)
+        size = self.starts[end] - self.starts[begin]
+        if self._room.shape[1] < size:  # new memory costs more than to clear old
+            self._room = np.empty((len(self.segments_ON), size), self._room.dtype)
+        self.hist: Counts = self._room[:, :size]
+        self.hist[:] = 0
 
     def add(self, first: int, last: int) -> None:
         """Count the items first .. last - 1; tiles are added in ascending order."""
@@ -89,7 +93,7 @@ def hist_starts(union: Union, n_segments: int) -> IntArray:
     return n_segments * (union.starts + np.arange(len(union.starts)))
 
 
-def _parts_of_products(form: ProductForm, block: Block, union: Union, first: int) -> int:
+def parts_of_products(form: ProductForm, block: Block, union: Union, first: int) -> int:
     """Choose the ``parts`` that make products, and exact keys of the pairs that these leave undecided, cheapest in all.
 
     A sample of pairs tells how many are undecided. The choice changes no result.

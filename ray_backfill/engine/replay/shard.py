@@ -16,7 +16,7 @@ from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.distances.form import Products
 from ray_backfill.engine.replay.before import Counted, Others, Side, accumulate, empty_others, find_others
 from ray_backfill.engine.replay.block import Block, Thresholds, exact_keys, unite
-from ray_backfill.engine.replay.counting import Counter
+from ray_backfill.engine.replay.counting import Counter, parts_of_products
 from ray_backfill.engine.replay.keys import KeyArray
 from ray_backfill.engine.replay.nearest import Candidates, Finder, ceilings_of_other
 from ray_backfill.engine.replay.prepare import Pair, Prepared, Scan, Searched
@@ -72,6 +72,7 @@ class GalleryShard:
         self.from_the_end = {scan.rows: last_segment - own[scan.rows] for scan in prepared.scans if not scan.is_forward}
         self.is_cancelled = False
         self.forms = forms
+        self._parts: dict[int, int] = {}  # of products of each system, as the first block needs them
         self.tile_items, self.counted_items, self.on_device = TILE_ITEMS, COUNTED_ITEMS, None
         if torch_device is not None:
             # Import torch only if a device is requested.
@@ -165,7 +166,9 @@ class GalleryShard:
         segments_ON, n_segments = self.segments_of[self.prepared.rows_of[system]], self.points - 1
         if self.on_device is None:
             form = self.forms[system]
-            return Counter(form, block, union, segments_ON, n_segments, self.first)
+            if system not in self._parts:
+                self._parts[system] = parts_of_products(form, block, union, self.first)
+            return Counter(form, block, union, segments_ON, n_segments, self.first, self._parts[system])
         return self.on_device.DeviceCounter(
             self.device_tiles[system], block, union, segments_ON, n_segments, self.first
         )

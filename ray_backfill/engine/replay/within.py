@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.replay.block import Block, Union, exact_keys, first_item
-from ray_backfill.engine.replay.counting import Counter
+from ray_backfill.engine.replay.counting import Counter, parts_of_products
 from ray_backfill.engine.replay.engine import usable_cpus
 from ray_backfill.engine.replay.filtered import each_part
 from ray_backfill.engine.replay.keys import distances_of, sort_keys
@@ -118,7 +118,7 @@ def _count_block(
     n_items, shape = segments_RN.shape[1], (len(segments_RN), len(block), n_segments, len(cutoffs) + 1)
     keys = np.tile(sort_keys(cutoffs, np.full(len(cutoffs), _LAST)), len(block))
     union = Union(keys, np.arange(len(block) + 1) * len(cutoffs), [])
-    counter = Counter(form, block, union, segments_RN, n_segments, 0)
+    counter = Counter(form, block, union, segments_RN, n_segments, 0, parts_of_products(form, block, union, 0))
     counter.start(0, len(block))
     for first in range(0, n_items, COUNTED_ITEMS):
         last = min(first + COUNTED_ITEMS, n_items)

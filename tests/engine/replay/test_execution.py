@@ -65,8 +65,8 @@ def test_parts_of_products_change_no_result(distance: str) -> None:
     truth = rb.GroundTruth.from_labels(rng.integers(0, 2, 30), rng.integers(0, 3, 700))
     found = {}
     for parts in (None, 0, 1, 2, 7, 200):
-        given = {"side_effect": counting._parts_of_products} if parts is None else {"return_value": parts}
-        with patch.object(counting, "_parts_of_products", **given) as choose:
+        given = {"side_effect": counting.parts_of_products} if parts is None else {"return_value": parts}
+        with patch.object(shard_module, "parts_of_products", **given) as choose:
             found[parts] = rb.replay(rb.UpgradePair(old, new), truth, "random", metrics=METRICS, distance=distance)
         assert choose.called
     for curve in found.values():
@@ -79,7 +79,7 @@ def test_products_and_their_bounds_have_the_same_parts() -> None:
     pair, truth = random_pair(rng, 20, 90, tied=False), rb.GroundTruth.from_labels(np.arange(20) % 3, np.arange(90) % 3)
     for parts in (0, 1, 3):
         with (
-            patch.object(counting, "_parts_of_products", return_value=parts),
+            patch.object(shard_module, "parts_of_products", return_value=parts),
             patch.object(counting, "Products", wraps=counting.Products) as products,
             patch.object(counting, "make_bins", wraps=counting.make_bins) as bins,
         ):
@@ -100,8 +100,8 @@ def test_products_are_made_in_parts_where_that_costs_less(dims: int, right: int,
         chosen.add(parts := parts_of_products(*arguments))
         return parts
 
-    parts_of_products = counting._parts_of_products
-    with patch.object(counting, "_parts_of_products", choose):
+    parts_of_products = counting.parts_of_products
+    with patch.object(shard_module, "parts_of_products", choose):
         rb.replay(rb.UpgradePair(system, system), truth, "random", metrics="mAP")
     assert chosen <= expected
 
