@@ -324,7 +324,7 @@ def for_maps(workers: Workers) -> Workers:
     """
     if not has_gpus():
         return replace(workers, number=1, cpus=1)
-    number, _ = placed(workers)
+    number, _ = placed(replace(workers, decode_cpus=0))
     return replace(workers, number=number)
 
 

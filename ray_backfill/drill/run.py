@@ -79,6 +79,7 @@ def drill_models(
     from ray_backfill.encode.stage import embed_two
     from ray_backfill.workers.session import session
 
+    context.actors.require_own_decoders()
     method, evaluation = check_drill(evaluation, live)
     needed, actors = models_of([method]), context.actors
     if lacking := [name for name in needed if name not in specs]:

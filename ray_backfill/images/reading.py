@@ -28,12 +28,13 @@ class DecodeTimes:
 
     wait_s: time in which the consumer waited for the next batch. lent: images that other processes decoded; lent_s:
     their part of decode_s, with the transfer; lent_cpu_s: those processes' CPU time, no part of decode_cpu_s.
-    pixel_bytes: size of all decoded images.
+    decoded, pixel_bytes: number and size of all decoded images.
     """
 
     decode_s: float = 0.0
     decode_cpu_s: float = 0.0
     wait_s: float = 0.0
+    decoded: int = 0
     lent: int = 0
     lent_s: float = 0.0
     lent_cpu_s: float = 0.0
@@ -83,8 +84,9 @@ def _joined(rows: Rows, futures: list[Future[_Decoded]], times: DecodeTimes) -> 
     times.wait_s += time.perf_counter() - since
     times.decode_s += sum(wall_s)
     times.decode_cpu_s += sum(cpu_s)
-    times.pixel_bytes += sum(share.pixels_BSSC.nbytes for share in shares)
     for share, seconds in zip(shares, wall_s, strict=True):
+        times.decoded += len(share.pixels_BSSC)
+        times.pixel_bytes += share.pixels_BSSC.nbytes
         if share.lent_cpu_s is not None:
             times.lent += len(share.pixels_BSSC)
             times.lent_s += seconds

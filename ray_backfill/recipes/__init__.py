@@ -130,7 +130,7 @@ class PlanningSettings:
     """Share of that peak that training reaches, at most 1. The default is an estimate, not measured."""
     # Half of an A100's peak of 19.5 (data sheet).
     float32_tflops: float = 10.0
-    """TFLOP/s that one GPU reaches in plain float32: embedding, maps, training a ViT. The default is an estimate."""
+    """TFLOP/s that one GPU reaches, not its peak, in plain float32: embedding, maps, a ViT's training; an estimate."""
     # Less than measured on synthetic photographs (docs/results/stages.md), because real ones hold more detail.
     decode_images_per_s_per_cpu: float = 300.0
     """Image files that one CPU decodes and resizes per second. Recipes of published data sets have their own rates."""

@@ -1,4 +1,4 @@
-"""CPUs of other nodes that decode images for a worker with a GPU: Ray tasks, whose pixels the object store carries."""
+"""CPUs of other nodes that decode images for a worker or actor: Ray tasks, whose pixels the object store carries."""
 
 import threading
 import time
@@ -10,12 +10,17 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
+from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.source import ImageSource, Items, Pixels
+from ray_backfill.workers.waiting import answer_within
+
+# How long an answer may take (the first one of a process lists all images), and how long nobody is asked after that.
+_PATIENCE_S, _PAUSE_S = 60.0, 300.0
 
 
 def source_for(data: Any, own: int, lent: int) -> ImageSource:
-    """The images of ``data``, the ``Settings`` of a source, for ``own + lent`` threads of one worker.
+    """The images of ``data``, the ``Settings`` of a source, for ``own + lent`` threads of one process.
 
     own: reads at a time in this process. lent: reads at a time that are Ray tasks, on any node with a free CPU.
     """
@@ -23,27 +28,34 @@ def source_for(data: Any, own: int, lent: int) -> ImageSource:
 
 
 class _Lending:
-    """A source of images that has other nodes read what exceeds its own reads at a time.
+    """A source of images that has other processes read what exceeds its own reads at a time.
 
-    A task is repeated elsewhere if its node dies. If that fails, too, the images are read here.
+    Ray repeats a task whose node dies. What no other process can read in time, and what it finds broken, is read here:
+    a node may lack CPUs or see other files.
     """
 
     def __init__(self, data: Any, own: int) -> None:
         self._data, self._source = data, open_images(data)
-        self._own = threading.Semaphore(own)
+        self._own, self._asks_from = threading.Semaphore(own), 0.0
         self.splits, self.image_size = self._source.splits, self._source.image_size
         self.channels = self._source.channels
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
-        if self._own.acquire(blocking=False):
+        is_own = self._own.acquire(blocking=False)
+        if not is_own and time.monotonic() >= self._asks_from:
             try:
-                return self._source.read(split, rows)
-            finally:
-                self._own.release()
+                call = _read_elsewhere.remote(self._data, split, rows, self._source.names(split, rows))
+                pixels: Pixels = answer_within(call, _PATIENCE_S)
+                if not pixels.broken:
+                    return replace(pixels, pixels_BSSC=pixels.pixels_BSSC.copy())  # frees the object store
+            except RayError:  # of the cluster, or of the source: that one is raised again below, with its own type
+                self._asks_from = time.monotonic() + _PAUSE_S
+        if not is_own:
+            self._own.acquire()
         try:
-            return ray.get(_read_anywhere.remote(self._data, split, rows))
-        except RayError:  # also an error of the source: it is raised here, with its own type
             return self._source.read(split, rows)
+        finally:
+            self._own.release()
 
     def items(self, split: str) -> Items:
         return self._source.items(split)
@@ -55,11 +67,15 @@ class _Lending:
         return self._source.fingerprint()
 
 
-def _read(data: Any, split: str, rows: NDArray[np.int64]) -> Pixels:
+def _read(data: Any, split: str, rows: NDArray[np.int64], names: list[str] | None) -> Pixels:
+    """names: of these images; other images are not read."""
+    source = open_images(data)
+    if source.names(split, rows) != names:
+        raise InputError("this node has other images")
     since = time.thread_time()
-    pixels = open_images(data).read(split, rows)
+    pixels = source.read(split, rows)
     return replace(pixels, lent_cpu_s=time.thread_time() - since)
 
 
 # DEFAULT: never in the placement group of a worker, which has no CPU left.
-_read_anywhere = ray.remote(num_cpus=1, scheduling_strategy="DEFAULT")(_read)
+_read_elsewhere = ray.remote(num_cpus=1, scheduling_strategy="DEFAULT")(_read)

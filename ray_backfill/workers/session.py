@@ -173,13 +173,14 @@ def placed(
             GPUs, or FAISS those of the shards.
     """
     resources = living_resources()
-    option, share = ("--workers", 1.0) if isinstance(processes, Workers) else ("--actors", processes.gpus)
-    # All shares are equal, so whatever GPU Ray takes first, none is left that is too small.
-    gpus, available = int(resources.get("GPU", 0)) * int(1 / share + 1e-9), resources.get("CPU", 0)
+    option, per_gpu = ("--workers", 1) if isinstance(processes, Workers) else ("--actors", processes.per_gpu)
+    # All shares are equal, so that Ray leaves none that is too small.
+    gpus, available = int(resources.get("GPU", 0)) * per_gpu, resources.get("CPU", 0)
     if spare_gpus and spare_gpus + use_gpus > gpus:
-        left = f"leave none of {gpus} for {option}" if use_gpus else f"need more than the {gpus} of the cluster"
+        there = f"{gpus}{' shares of a GPU' * (per_gpu > 1)}"
+        left = f"leave none of {there} for {option}" if use_gpus else f"need more than the {there} there are"
         raise InputError(
-            f"{spare_gpus} shards on GPUs {left}{' (each a share)' * (share < 1)}; lower --live.shards.number or "
+            f"{spare_gpus} shards on GPUs {left}; lower --live.shards.number or "
             "--actors.gpus, or set --live.old-index.device and --live.new-index.device to cpu"
         )
     if spare_gpus or (gpus and use_gpus):

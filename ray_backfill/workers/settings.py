@@ -1,5 +1,6 @@
 """Where a run happens, and the settings of what it starts. Imports no Ray, because command lines are made from it."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,20 +19,27 @@ class EmbedActors:
     cpus: float = 1.0
     """CPUs that Ray reserves for each actor, which also decodes images in as many threads."""
     decode_cpus: int = 0
-    """Further CPUs, on any node, that decode images for each actor of a recipe; they send the pixels."""
+    """Further CPUs, of any node, that decode a recipe's images for each actor and send it the pixels."""
     gpus: float = 1.0
     """Share of a GPU for each actor, and for each shard of a drill with an index on a GPU; 0.5: two share one."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "actors", "number", "cpus", "gpus")
-        if self.gpus > 1:
-            raise InputError(f"--actors.gpus is a share of one GPU and at most 1, got {self.gpus}")
+        require_positive(self, "actors", "number", "cpus")
+        if not 0.01 <= self.gpus <= 1:
+            raise InputError(f"--actors.gpus is a share of one GPU, from 0.01 to 1, got {self.gpus}")
+        # Ray rounds to four digits: six times 0.1667 are more than one GPU.
+        object.__setattr__(self, "gpus", math.floor(self.gpus * 10_000 + 1e-6) / 10_000)
         require_not_negative(self, "actors", "decode_cpus")
 
     def require_own_decoders(self) -> None:
         """Raise InputError where no actor can have other nodes decode."""
         if self.decode_cpus:
-            raise InputError("--actors.decode-cpus is for the images of a recipe, whose pixels are small; leave it out")
+            raise InputError("--actors.decode-cpus works with recipes only; leave it out")
+
+    @property
+    def per_gpu(self) -> int:
+        """Number of actors, or shards, that share a GPU."""
+        return 10_000 // round(self.gpus * 10_000)
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Workers:
     cpus: float = 1.0
     """CPUs that Ray reserves for each worker, which also decodes images in as many threads."""
     decode_cpus: int = 0
-    """Further CPUs, on any node, that decode images for each worker; they send the pixels."""
+    """Further CPUs, of any node, that decode images for each worker that trains a backbone, and send the pixels."""
     max_failures: int = 3
     """Number of worker failures to recover from, each time from the last checkpoint; 0: none."""
 

@@ -16,12 +16,21 @@ from ray_backfill.images.source import Items, Pixels
 
 @dataclass(frozen=True)
 class Settings:
-    """told: a folder where each node that decodes in a task, not in an actor, leaves its id. fails: no image can be."""
+    """told: a folder where each node that reads in a task leaves its id. elsewhere: what goes wrong in tasks only:
+    "broken" images, "other" images, or "fails". fails: everywhere.
+    """
 
     told: str
     images: landmarks.Settings
     image_s: float = 0.0
+    elsewhere: str = ""
     fails: bool = False
+
+
+def _is_task() -> bool:
+    """Whether this is neither a driver nor an actor."""
+    is_worker = ray.is_initialized() and ray._private.worker.global_worker.mode == ray.WORKER_MODE
+    return is_worker and ray.get_runtime_context().get_actor_id() is None
 
 
 class _Slow:
@@ -31,10 +40,12 @@ class _Slow:
         self.channels = self._source.channels
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
-        if self._settings.fails:
+        if self._settings.fails or (_is_task() and self._settings.elsewhere == "fails"):
             raise InputError("no credentials")
-        if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is None:
+        if _is_task():
             Path(self._settings.told, ray.get_runtime_context().get_node_id()).touch()
+            if self._settings.elsewhere == "broken":
+                return Pixels(0 * self._source.read(split, rows).pixels_BSSC, {0: "no such file"})
         time.sleep(len(rows) * self._settings.image_s)
         return self._source.read(split, rows)
 
@@ -42,7 +53,7 @@ class _Slow:
         return self._source.items(split)
 
     def names(self, split: str, rows: NDArray[np.int64]) -> list[str] | None:
-        return self._source.names(split, rows)
+        return [f"{row}{'!' * (_is_task() and self._settings.elsewhere == 'other')}" for row in rows]
 
     def fingerprint(self) -> dict[str, Any]:
         return self._source.fingerprint()

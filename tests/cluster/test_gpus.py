@@ -62,6 +62,18 @@ with task("fit maps", 2) as shown:
     sharded.fit_side_by_side([Job(name, Path.cwd()) for name in ("rm", "fct")], 0, shown, 0)
 found["maps have"] = sorted(Path(name).read_text() for name in ("rm", "fct"))
 found["shard needs"] = sharded.shard_needs("cuda")
+from types import SimpleNamespace
+from ray_backfill.drill.ray import shards
+from ray_backfill.drill.settings import ShardSettings
+class Where:
+    def __init__(self, job):
+        pass
+    def gpus(self):
+        return ray.get_gpu_ids()
+shards.LiveShard = Where
+on_gpu = [SimpleNamespace(place=SimpleNamespace(on_gpu=True))] * 4
+actors = shards.start_shards(on_gpu, ShardSettings(), EmbedActors(gpus=0.5).gpus)
+found["halves"] = ray.get([actor.gpus.remote() for actor in actors], timeout=60)
 print(json.dumps(found))
 """
 
@@ -81,6 +93,8 @@ def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(tmp_path:
     assert [re.sub(r"\d+", "N", each) for each in found["maps have"]] == ["cuda ['N']"] * 2
     assert len(set(found["maps have"])) == 2, "each map has a GPU of its own"
     assert found["shard needs"] == {"CPU": 2, "GPU": 1}
+    assert len(found["halves"]) == 4
+    assert len({str(each) for each in found["halves"]}) == 2, "four shards with half a GPU each have two"
     for name in ("train", "shards on GPUs", "maps", "replay"):
         assert found[name].startswith("Ray counts 2 GPU(s) on node "), name
         assert "but torch " in found[name]

@@ -64,7 +64,7 @@ def test_where_actors_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert session.placed(EmbedActors(4), spare_gpus=2, use_gpus=False) == (4, False), "they read stored vectors"
     with pytest.raises(InputError, match="2 shards on GPUs leave none of 2 for --actors"):
         session.placed(EmbedActors(4), spare_gpus=2)
-    with pytest.raises(InputError, match="3 shards on GPUs need more than the 2 of the cluster"):
+    with pytest.raises(InputError, match="3 shards on GPUs need more than the 2 there are"):
         session.placed(EmbedActors(4), spare_gpus=3, use_gpus=False)
     assert asked == [False, True, True]
     assert session.placed(EmbedActors(4), use_gpus=False) == (4, False)
@@ -73,10 +73,14 @@ def test_where_actors_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert session.placed(EmbedActors(4, gpus=0.5), spare_gpus=3) == (1, True)
     assert session.placed(EmbedActors(4, gpus=1 / 3), spare_gpus=3) == (3, True)
     assert session.placed(EmbedActors(4, gpus=0.6)) == (2, True), "a GPU has room for one"
-    with pytest.raises(InputError, match=r"4 shards on GPUs leave none of 4 for --actors \(each a share\)"):
+    with pytest.raises(InputError, match="4 shards on GPUs leave none of 4 shares of a GPU for --actors"):
         session.placed(EmbedActors(4, gpus=0.5), spare_gpus=4)
-    with pytest.raises(InputError, match=r"--actors\.gpus is a share of one GPU and at most 1, got 2"):
-        EmbedActors(gpus=2)
+    # Ray rounds to four digits: 6 x 0.1667 would be more than one GPU.
+    assert EmbedActors(gpus=1 / 6).gpus == 0.1666
+    assert session.placed(EmbedActors(12, gpus=1 / 6)) == (12, True)
+    for share in (2, 0.001):
+        with pytest.raises(InputError, match=r"--actors\.gpus is a share of one GPU, from 0.01 to 1, got"):
+            EmbedActors(gpus=share)
     assert session.placed(Workers(2, 4, decode_cpus=4)) == (2, True)
     wanted = r"2 x 4 CPUs \(--workers\) and 2 x 5 that decode and 0 for .* has 16; lower .* --workers.decode-cpus"
     monkeypatch.setattr(session, "Deaths", lambda: None)

@@ -92,7 +92,7 @@ class Driver:
         self.recorder = recorder = Recorder(job.name, job.folder)
         actors = job.embed.actors
         needs = shards_need(job.shards, job.settings.shards, actors.gpus)
-        needs["CPU"] += actors.number * (actors.cpus + actors.decode_cpus)
+        needs["CPU"] += actors.number * actors.cpus  # without others that decode, actors do
         self.room = Room("the shards and embedding actors", needs, REMEDY)  # Ray starts them again elsewhere
         self.deaths = Deaths()
         self.embedding = EmbeddingSupervisor(job.embed, job.settings.throttle, recorder.incident)

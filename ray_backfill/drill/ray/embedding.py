@@ -109,7 +109,7 @@ def embed_operations(numbers: Sequence[int], job: PartsJob, pacer: ActorHandle) 
 def embed_again(number: int, job: PartsJob) -> None:
     """Embed one operation immediately, without reserving a CPU; returns when its file exists."""
     if isinstance(job.source, FromImages):
-        job = replace(job, source=replace(job.source, on_gpu=False))
+        job = replace(job, source=replace(job.source, on_gpu=False, lent=0))
     elif isinstance(job.source, FromItems):
         job = replace(job, source=replace(job.source, device=replace(job.source.device, name="cpu")))
     answer_of(ray.remote(num_cpus=0)(lambda: _Embedder(job, None)({"number": number})).remote())

@@ -117,7 +117,7 @@ class Work:
 
     decode_s: decoding, including waiting for files; decode_cpu_s: its CPU time. wait_s: the model waited for pixels.
     model_s: the model computed. write_s: writing results; write_cpu_s: its CPU time. cpu_s: CPU time of the process.
-    lent, lent_s, lent_cpu_s, pixel_bytes: see ``DecodeTimes``.
+    decoded, lent, lent_s, lent_cpu_s, pixel_bytes: see ``DecodeTimes``; what is decoded twice counts twice.
     """
 
     images: int = 0
@@ -128,6 +128,7 @@ class Work:
     write_s: float = 0.0
     write_cpu_s: float = 0.0
     cpu_s: float = 0.0
+    decoded: int = 0
     lent: int = 0
     lent_s: float = 0.0
     lent_cpu_s: float = 0.0
@@ -148,8 +149,9 @@ class Feeding:
     time has an infinite rate, such as decoding when all pixels are in memory. cpus: decoders per device.
     on_gpu: the model has its own device; otherwise all parts share the cores, and shares of CPU time say more than
     rates. shares: shares of the CPU time: decoding, writing, and the model with everything else. waited: share of
-    the time that the model waited for pixels. image_bytes: size of a decoded image. lent: share of the images that
-    CPUs of other nodes decoded; lent_speed: the rate of one of these, transfer included, over that of an own one.
+    the time that the model waited for pixels. image_bytes: size of a decoded image. lent_cpus: how many of ``cpus`` are
+    those of ``decode_cpus``; lent: share of the images that these decoded; lent_speed: the rate of one of them, with
+    the transfer, over that of the others.
     """
 
     decode_per_cpu: float
@@ -160,6 +162,7 @@ class Feeding:
     shares: dict[str, float]
     waited: float
     image_bytes: float = 0.0
+    lent_cpus: int = 0
     lent: float = 0.0
     lent_speed: float = 0.0
 
@@ -189,10 +192,10 @@ class Feeding:
 
     def sentence(self) -> str:
         """One readable line: what limits the rate, what would change it, and what CPUs of other nodes did."""
-        if not self.lent:
+        if not self.lent_cpus:
             return self._limited()
-        speed = f", each {self.lent_speed:.2f} times as fast as an own CPU" if self.lent_speed else ""
-        return f"{self._limited()}; lent CPUs decoded {100 * self.lent:.0f} %{speed}"
+        speed = f", each {self.lent_speed:.2f} times as fast as one of its own" if self.lent_speed else ""
+        return f"{self._limited()}; {self.lent_cpus} CPUs elsewhere decoded {100 * self.lent:.0f} %{speed}"
 
     def _limited(self) -> str:
         if not self.on_gpu:
@@ -202,10 +205,11 @@ class Feeding:
             return f"CPU only, {self.limit}-bound: of the CPU time {', '.join(parts)}"
         cpus = f"{self.cpus} CPU{'s' * (self.cpus != 1)} per GPU"
         if self.limit == "decode":
+            elsewhere = self.cpus_needed - (self.cpus - self.lent_cpus)
             return (
                 f"decode-bound: {cpus} give{'s' * (self.cpus == 1)} {self.fed:,.0f} img/s, "
-                f"{self.cpus_needed} would give {self.consumed:,.0f}; {self.cpus_needed - self.cpus} of other nodes "
-                f"(decode-cpus) would send {(self.consumed - self.fed) * self.image_bytes / 1e9:.2g} GB/s"
+                f"{self.cpus_needed} would give {self.consumed:,.0f}; with decode-cpus {elsewhere} other nodes would "
+                f"send {elsewhere * self.decode_per_cpu * self.image_bytes / 1e9:.2g} GB/s"
             )
         takes = f"{self.limit}-bound: a GPU takes {self.consumed:,.0f} img/s"
         if math.isinf(self.fed):
@@ -224,14 +228,14 @@ class Feeding:
             "cpus_per_device": self.cpus,
             "cpu_shares": {name: round(share, 3) for name, share in self.shares.items()},
             "waited_for_pixels": round(self.waited, 3),
-            **({"decoded_by_lent_cpus": round(self.lent, 3)} if self.lent else {}),
+            **({"decoded_elsewhere": round(self.lent, 3)} if self.lent_cpus else {}),
             "limit": self.limit,
             "bottleneck": self.sentence(),
         }
 
 
-def feeding(work: Work, cpus: int, on_gpu: bool) -> Feeding | None:
-    """The rates behind ``work``; None if nothing was measured. cpus: decoders per device."""
+def feeding(work: Work, cpus: int, on_gpu: bool, lent_cpus: int = 0) -> Feeding | None:
+    """The rates behind ``work``; None if nothing was measured. cpus: decoders per device, lent ones included."""
     if not work.images:
         return None
     # A model on the CPU shares the cores: its CPU time counts, not the time that others occupied them.
@@ -246,14 +250,15 @@ def feeding(work: Work, cpus: int, on_gpu: bool) -> Feeding | None:
         on_gpu=on_gpu,
         shares={name: value / spent if spent else 0.0 for name, value in seconds.items()},
         waited=work.wait_s / max(work.wait_s + work.model_s + work.write_s, 1e-9),
-        image_bytes=work.pixel_bytes / work.images,
-        lent=work.lent / work.images,
+        image_bytes=work.pixel_bytes / max(work.decoded, 1),
+        lent_cpus=lent_cpus,
+        lent=work.lent / max(work.decoded, 1),
         lent_speed=_speed_of_lent(work),
     )
 
 
 def _speed_of_lent(work: Work) -> float:
-    own, own_s = work.images - work.lent, work.decode_s - work.lent_s
+    own, own_s = work.decoded - work.lent, work.decode_s - work.lent_s
     return (own_s / own) / (work.lent_s / work.lent) if own and work.lent and work.lent_s else 0.0
 
 

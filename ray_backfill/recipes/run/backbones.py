@@ -187,7 +187,7 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
         )
     if is_first:
         save_backbone(Path(config["folder"]), done.network, info)
-    fed = feeding(done.work, threads + lent, device.type == "cuda")
+    fed = feeding(done.work, threads + lent, device.type == "cuda", lent)
     return {
         "images": len(rows),
         "broken_images": len(done.broken),

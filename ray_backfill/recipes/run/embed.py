@@ -217,9 +217,9 @@ def _embed_all(missing: list[Part], images: int, job: _Job, actors: EmbedActors)
         for work in _run(missing, job, actors):
             works.append(work)
             bar.advance(work.images)
-            if so_far := feeding(total(works), job.decoders, job.on_gpu):
+            if so_far := feeding(total(works), job.decoders, job.on_gpu, job.lent):
                 bar.note(f"{so_far.limit}-bound")
-        if found := feeding(total(works), job.decoders, job.on_gpu):
+        if found := feeding(total(works), job.decoders, job.on_gpu, job.lent):
             bar.note(found.sentence())
     if found is None:
         return {}

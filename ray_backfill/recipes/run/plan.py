@@ -261,7 +261,8 @@ def plan_upgrade(
         storage[f"checkpoints of the largest backbone while it trains {_TEMPORARY}"] = _CHECKPOINTS * max(sizes)
     if "embeddings" in stages:
         embedding = _embedding(recipe, counts, found)
-        planned.append(Stage(*embedding, actors.number, actors.number * (actors.cpus + actors.decode_cpus), settings))
+        gpus = -(-actors.number // actors.per_gpu)
+        planned.append(Stage(*embedding, gpus, actors.number * (actors.cpus + actors.decode_cpus), settings))
         storage |= _stored_embeddings(recipe, counts, found)
     if "maps" in stages:
         planned += [Stage(*each, *on_workers) for each in _fits(recipe, counts, workers)]
@@ -362,11 +363,12 @@ These hours are estimates from the floating-point operations of the real network
   --planning.gpu-tflops {settings.gpu_tflops:g}: peak of a GPU in training (A100: 156 in TF32, which torch trains \
 convolutions in)
   --planning.utilisation {settings.utilisation:g}: share of that peak that is reached
-  --planning.float32-tflops {settings.float32_tflops:g}: what a GPU, or the CPUs of a worker, reach in plain float32: \
-embedding, maps, a ViT's training
+  --planning.float32-tflops {settings.float32_tflops:g}: what a GPU reaches, not its peak, in plain float32: \
+embedding, maps, training of "vit" and "hf:"
   --planning.decode-images-per-s-per-cpu {settings.decode_images_per_s_per_cpu:g}: for each of \
 {workers.number * (workers.cpus + workers.decode_cpus):g} CPUs that train, \
 {actors.number * (actors.cpus + actors.decode_cpus):g} that embed
+Without GPUs, state what the CPUs of a worker and of an actor reach.
 Not included: the replay (on CPUs), start-up, launching tiny steps of heads. Included: finished stages."""
 
 
@@ -400,7 +402,7 @@ def _advice(plan: Plan) -> str:
     option = "--actors" if worst.name == "embed" else "--workers"
     return (
         f"\ndecoding slows down {worst.name} most: {given} {rate:,.0f} img/s, {math.ceil(now * worst.waits)} would be "
-        f"enough;\nset {option}.cpus, or {option}.decode-cpus for CPUs of other nodes."
+        f"enough;\nset {option}.cpus, or {option}.decode-cpus for CPUs of other nodes beside them."
     )
 
 

@@ -7,7 +7,7 @@ from ray_backfill.learn.training.batches import Feeding, Work, feeding, total
 
 def on_gpu(decode_per_cpu: float, model: float, write: float, cpus: int) -> Feeding:
     """Of 9,000 images on one GPU."""
-    of_images = {"pixel_bytes": 9000 * 1_000_000}
+    of_images = {"decoded": 9000, "pixel_bytes": 9000 * 1_000_000}
     work = Work(9000, decode_s=9000 / decode_per_cpu, model_s=9000 / model, write_s=9000 / write, **of_images)
     found = feeding(work, cpus, on_gpu=True)
     assert found is not None
@@ -18,27 +18,34 @@ def test_few_decoders_bound_a_gpu() -> None:
     found = on_gpu(55, 900, 1e9, cpus=4)
     assert found.fed == pytest.approx(220)
     assert found.cpus_needed == 17  # 900 / 55 = 16.4
-    # 680 images of a megabyte are lacking each second.
-    lend = "; {} of other nodes (decode-cpus) would send {} GB/s"
+    # 13 x 55 images of a megabyte.
+    lend = "; with decode-cpus {} other nodes would send {} GB/s"
     said = "decode-bound: 4 CPUs per GPU give 220 img/s, 17 would give 900"
-    assert found.sentence() == said + lend.format(13, 0.68)
+    assert found.sentence() == said + lend.format(13, 0.71)
     said = "decode-bound: 1 CPU per GPU gives 55 img/s, 17 would give 900"
-    assert on_gpu(55, 900, 1e9, cpus=1).sentence() == said + lend.format(16, 0.84)
+    assert on_gpu(55, 900, 1e9, cpus=1).sentence() == said + lend.format(16, 0.88)
 
 
 def test_lent_cpus_are_compared_with_own_ones() -> None:
     # Two own CPUs decode 100 images in 1 s each, four lent ones 160 in 2 s each.
-    work = Work(360, decode_s=2 + 8, decode_cpu_s=2, model_s=1, cpu_s=3, lent=160, lent_s=8, lent_cpu_s=4)
-    found = feeding(work, 6, on_gpu=True)
+    own, lent = {"decode_s": 2 + 8, "decode_cpu_s": 2}, {"lent": 160, "lent_s": 8, "lent_cpu_s": 4}
+    work = Work(360, model_s=1, cpu_s=3, decoded=360, pixel_bytes=360 * 1_000_000, **own, **lent)
+    found = feeding(work, 6, on_gpu=True, lent_cpus=4)
     assert found is not None
     assert found.fed == pytest.approx(6 * 36)
-    assert found.sentence().endswith("; lent CPUs decoded 44 %, each 0.20 times as fast as an own CPU")
-    assert found.facts()["decoded_by_lent_cpus"] == 0.444
-    on_cpus = feeding(work, 6, on_gpu=False)
+    assert found.sentence() == (
+        "decode-bound: 6 CPUs per GPU give 216 img/s, 10 would give 360; with decode-cpus 8 other nodes would "
+        "send 0.29 GB/s; 4 CPUs elsewhere decoded 44 %, each 0.20 times as fast as one of its own"
+    )
+    assert found.facts()["decoded_elsewhere"] == 0.444
+    idle = feeding(Work(360, model_s=1, decoded=720, decode_s=10), 6, on_gpu=True, lent_cpus=4)
+    assert idle is not None
+    assert idle.sentence().endswith("; 4 CPUs elsewhere decoded 0 %"), "they cannot see the images"
+    on_cpus = feeding(work, 6, on_gpu=False, lent_cpus=4)
     assert on_cpus is not None
     assert on_cpus.decode_per_cpu == pytest.approx(60)  # 6 s of CPU time, 4 of them lent
     assert on_cpus.shares == pytest.approx({"decode": 6 / 7, "model": 1 / 7, "write": 0})
-    assert "lent" not in on_gpu(55, 900, 1e9, cpus=4).sentence() + str(on_gpu(55, 900, 1e9, cpus=4).facts())
+    assert "elsewhere" not in on_gpu(55, 900, 1e9, cpus=4).sentence() + str(on_gpu(55, 900, 1e9, cpus=4).facts())
 
 
 def test_an_exact_number_of_decoders_is_enough() -> None:
