@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 BIN = Path(sys.executable).parent
+_TRIES = 5
 
 
 class Head(NamedTuple):
@@ -48,11 +49,25 @@ def answers(port: int, timeout_s: float = 150.0) -> bool:
 
 @contextmanager
 def running_head(home: Path, **more: str) -> Iterator[Head]:
-    """A head protected by a token, once its dashboard answers. more: of its environment."""
+    """A head protected by a token, once it has started and its dashboard answers. more: of its environment.
+
+    Ray gives itself 30 s to start, which a busy machine exceeds after the dashboard has answered: it is tried again.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") or k == "RAY_worker_niceness"}
     environment = kept | more
     environment |= {"HOME": str(home), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "token"}
     subprocess.run([BIN / "ray", "get-auth-token", "--generate"], env=environment, capture_output=True, check=True)
+    for last in range(_TRIES):
+        with _head(home / "head.log", environment) as head:
+            if head:
+                yield head
+                return
+        assert last < _TRIES - 1, (home / "head.log").read_text()
+
+
+@contextmanager
+def _head(log: Path, environment: dict[str, str]) -> Iterator[Head | None]:
+    """A head, or None if it did not start."""
     port, dashboard = free_port(), free_port()
     temp_dir = Path(tempfile.mkdtemp(prefix="rb", dir="/tmp"))  # sockets lie in it: their paths must be short
     command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=4", "--disable-usage-stats"]
@@ -60,11 +75,13 @@ def running_head(home: Path, **more: str) -> Iterator[Head]:
     # The agent that starts jobs has a fixed port, which the Ray of other tests holds.
     command += [f"--dashboard-agent-listen-port={free_port()}"]
     command += ["--node-ip-address=127.0.0.1", f"--temp-dir={temp_dir}"]
-    with (home / "head.log").open("wb") as log:
-        head = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    with log.open("wb") as written:
+        head = subprocess.Popen(command, env=environment, stdout=written, stderr=written, start_new_session=True)
     try:
-        assert answers(dashboard), (home / "head.log").read_text()
-        yield Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", temp_dir, environment)
+        while head.poll() is None and "Ray runtime started" not in log.read_text():
+            time.sleep(0.2)
+        has_started = head.poll() is None and answers(dashboard)
+        yield Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", temp_dir, environment) if has_started else None
     finally:
         head.terminate()
         try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from ray.cluster_utils import Cluster
@@ -58,13 +59,23 @@ class Nodes:
 def started_nodes(number: int, cpus: float) -> Iterator[Nodes]:
     """This many nodes, each with this many CPUs."""
     settings = {"num_cpus": cpus, "object_store_memory": 100 << 20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=settings)
+    cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=settings))
     try:
         for _ in range(number - 1):
-            cluster.add_node(num_cpus=cpus, object_store_memory=100 << 20)
+            _patiently(lambda: cluster.add_node(num_cpus=cpus, object_store_memory=100 << 20))
         yield Nodes(cluster)
     finally:
         cluster.shutdown()
+
+
+def _patiently(start: Callable[[], Any]) -> Any:
+    """Ray gives a node 30 s to start, which a busy machine exceeds: it is tried again."""
+    for last in range(5):
+        try:
+            return start()
+        except Exception as error:  # of no type of its own
+            if "timed out during startup" not in str(error) or last == 4:
+                raise
 
 
 def wait_until(is_so: Callable[[], object], seconds: float, driver: "subprocess.Popen[str] | None" = None) -> None:

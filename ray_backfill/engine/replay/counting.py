@@ -29,7 +29,8 @@ from ray_backfill.engine.systems import IntArray
 # Nanoseconds of a pair on one thread of an AMD EPYC: a product for each column, one more part, and an exact key for
 # each column and in all cases.
 _PRODUCT, _PART, _EXACT, _UNDECIDED = 0.035, 1.0, 0.85, 45.0
-_FEWEST_COLUMNS = 16
+# Fewest columns of a part, and undecided pairs that are counted together, so that a vector is used several times.
+_FEWEST_COLUMNS, _UNSURE = 16, 1 << 16
 
 
 class Counter:
@@ -191,7 +192,7 @@ def place_tile(
     n_8 = (n + 7) // 8 * 8
     v, bins, places = np.empty(n, np.float32), np.empty(n_8, np.int32), np.empty(n_8, table.dtype)
     is_near, (groups, marked) = np.empty(n_8, np.uint8), np.empty((2, n_8 // 8 + 1), np.uint32)
-    listed, of_query = np.empty((2, n_8 + 1), np.uint32)
+    listed, unsure, n_unsure = np.empty(n_8 + 1, np.uint32), np.empty((3, n_8 + _UNSURE), np.uint32), np.uint64(0)
     position = shard_first + first  # of the tile's first item
     bins[n:] = far
     for q in range(len(products)):
@@ -204,25 +205,48 @@ def place_tile(
         following[q, 0] = _leave_out(positives, following[q, 0], positive_starts[q + 1], position, n, bins, far)
         following[q, 1] = _leave_out(ignored, following[q, 1], ignored_starts[q + 1], position, n, bins, far)
         n_groups = _list_near(bins, far, is_near, groups)
-        n_listed, n_unsure = look_up(table, bins, mark, groups, n_groups, places, marked, listed), 0
-        for i in range(n_listed):
+        for i in range(look_up(table, bins, mark, groups, n_groups, places, marked, listed)):
             item = np.uint64(listed[i])
             place = np.uint32(places[item]) & np.uint32(mark - 1)
             while own_high[place] < v[item]:
                 place += np.uint32(1)
-            places[item], listed[n_unsure] = place, item
-            n_unsure += v[item] >= own_low[place]
-        of_query[:n_unsure], of_item, exact = q, listed[:n_unsure], v[:n_unsure]
-        own = of_query[:n_unsure]
-        exact_pairs(queries, items, own, of_item, own, of_item, length_Q, length_N, kind, exact)
-        for i in range(n_unsure):
-            at = listed[i]
-            key, final = key_of(exact[i], position + at), places[at]
-            while final < width - 1 and keys[key_starts[q] + final] <= key:
-                final += 1
-            places[at] = final
+            unsure[0, n_unsure], unsure[1, n_unsure], unsure[2, n_unsure] = q, item, place
+            is_unsure = v[item] >= own_low[place]
+            n_unsure += np.uint64(is_unsure)
+            places[item] = width - 1 if is_unsure else place  # the last place is not counted
         for o in range(len(segments_ON)):
             count(groups, n_groups, places, segments_ON[o, first:], width, hist[o, hist_starts[q] - hist_starts[0] :])
+        if n_unsure >= _UNSURE or q == len(products) - 1:
+            _count_unsure(
+                unsure[:, : np.int64(n_unsure)], queries, items, length_Q, length_N, kind, position, keys, key_starts,
+                segments_ON[:, first:], hist, hist_starts,
+            )  # fmt: skip
+            n_unsure = np.uint64(0)
+
+
+@kernel
+def _count_unsure(
+    unsure: Array, queries: Array, items: Array, length_Q: Array, length_N: Array, kind: int, position: int,
+    keys: Array, key_starts: Array, segments_ON: Array, hist: Array, hist_starts: Array,
+) -> None:  # fmt: skip
+    """Count pairs by their exact keys, which are made in the order of items: vectors of items are far in memory.
+
+    unsure: (3, pairs) query, item, and the first place that the pair can have.
+    """
+    n_pairs, left = unsure.shape[1], np.cumsum(np.bincount(unsure[1], minlength=len(items)))
+    (at, of_query, of_item), distances = np.empty((3, n_pairs), np.uint32), np.empty(n_pairs, np.float32)
+    for i in range(n_pairs):
+        left[unsure[1, i]] -= 1
+        at[i] = left[unsure[1, i]]
+        of_query[at[i]], of_item[at[i]] = unsure[0, i], unsure[1, i]
+    exact_pairs(queries, items, of_query, of_item, of_query, of_item, length_Q, length_N, kind, distances)
+    for i in range(n_pairs):
+        q, item, place = int(unsure[0, i]), int(unsure[1, i]), int(unsure[2, i])
+        key, width = key_of(distances[at[i]], position + item), key_starts[q + 1] - key_starts[q] + 1
+        while place < width - 1 and keys[key_starts[q] + place] <= key:
+            place += 1
+        for o in range(len(segments_ON)):
+            hist[o, hist_starts[q] - hist_starts[0] + segments_ON[o, item] * width + place] += np.int32(1)
 
 
 def counted_rankings(
