@@ -74,6 +74,28 @@ def test_parts_of_products_change_no_result(distance: str) -> None:
             np.testing.assert_array_equal(curve.per_query[metric], found[1].per_query[metric])
 
 
+def test_undecided_pairs_that_are_counted_in_several_goes_change_no_result() -> None:
+    """Of almost equal vectors nearly all pairs are undecided: 144,000 at a time, or 4,200."""
+    rng = np.random.default_rng(15)
+    centre = rng.normal(size=(1, 40))
+    old, new = (
+        rb.RetrievalSystem(*((centre + 1e-7 * rng.normal(size=(rows, 40))).astype(np.float32) for rows in (240, 600)))
+        for _ in range(2)
+    )
+    assert 2 * counting._UNSURE < 240 * 600
+    truth = rb.GroundTruth.from_labels(rng.integers(0, 3, 240), rng.integers(0, 3, 600))
+    found = []
+    for most in (1024, 7):
+        with (
+            patch.object(prepare, "_BLOCK_QUERIES", most),
+            patch.object(shard_module, "_FEWEST_QUERIES", most),
+            patch.object(shard_module, "parts_of_products", return_value=1),
+        ):
+            found.append(rb.replay(rb.UpgradePair(old, new), truth, "random", metrics=METRICS, threads=1))
+    for metric in METRICS:
+        np.testing.assert_array_equal(found[0].per_query[metric], found[1].per_query[metric])
+
+
 def test_products_and_their_bounds_have_the_same_parts() -> None:
     rng = np.random.default_rng(14)
     pair, truth = random_pair(rng, 20, 90, tied=False), rb.GroundTruth.from_labels(np.arange(20) % 3, np.arange(90) % 3)
