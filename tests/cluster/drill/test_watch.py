@@ -144,6 +144,8 @@ def test_every_panel_shows_what_was_written(tmp_path: Path) -> None:
                 # Three seconds of data, and a rate, which needs activity between two scrapes.
                 wait_for(lambda: evaluated(query)["Retries"].get("retries", 0) > 60, "the first retries", drill)
                 wait_for(lambda: evaluated(query)["Query latency"].get("p99", 0) > 0, "a rate", drill)
+                # 150 requests between two scrapes: of a few, the share of those that were waited for is anything.
+                wait_for(lambda: evaluated(query)["Queries per second"].get("answered", 0) > 5, "many requests", drill)
                 (tmp_path / "stop").touch()
                 assert drill.stdout is not None
                 line = drill.stdout.readline()
