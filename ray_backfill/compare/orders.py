@@ -26,6 +26,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import open_checked, read_checked
+from ray_backfill.core.stages import is_whole
 from ray_backfill.data.folder import Classifier, EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.truth import filter_of
 from ray_backfill.data.write import write_parquet
@@ -67,7 +68,7 @@ def store_sigma(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Pa
     """Write ``sigma.parquet`` (id, sigma) of the gallery next to a network with uncertainty, if it is missing."""
     path = maps.folders[method.name] / "sigma.parquet"
     key = RunKey("sigma", {}, {"gallery": folder.fingerprint(method.models, ("gallery",))}).fingerprint().encode()
-    if not path.exists() or (open_checked(path).schema_arrow.metadata or {}).get(_KEY) != key:
+    if not is_whole(path) or (open_checked(path).schema_arrow.metadata or {}).get(_KEY) != key:
         gallery = folder.gallery
         assert method.fit is not None
         log_variance_N = method.fit.log_variances(gallery.vectors, maps.of(method))

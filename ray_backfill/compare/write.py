@@ -35,6 +35,8 @@ from ray_backfill.core.stages import (
     begin_stage,
     finish_stage,
     is_finished,
+    is_whole,
+    manifest_of,
     note_facts,
     other_settings,
     read_json,
@@ -98,9 +100,7 @@ def check_can_be_extended(
     if not (out / "manifest.json").exists():
         refuse_other_files(out)
         return
-    manifest = read_json(out / "manifest.json")
-    if not manifest.get("finished") and manifest.get("stage") == STAGE:
-        return
+    manifest = manifest_of(out)
     own = _settings(named)
     recorded = own | _recorded(out)
     # What the same settings would give for the methods, orders, merges and cut-offs that are there.
@@ -124,7 +124,7 @@ def _in_order(kinds: Iterable[T], names: Sequence[str]) -> tuple[T, ...]:
 
 
 def is_there(out: Path, key: RunKey) -> bool:
-    """Whether ``out`` holds the results of this key with all tables. A missing report is written from the tables."""
+    """Whether ``out`` holds the results of this key with all tables. What is missing of verdict and report is made."""
     if not is_finished(out) or key.difference(manifest := read_json(out / "manifest.json")):
         return False
     # Results of earlier versions do not record which analyses were computed.
@@ -132,16 +132,22 @@ def is_there(out: Path, key: RunKey) -> bool:
     tables = (*SPINE, *chain.from_iterable(analyses.values()))
     if any(each.name not in analyses for each in all_analyses()):
         return False
-    if any(not (out / f"{name}.parquet").exists() for name in tables):
+    if any(not is_whole(out / f"{name}.parquet") for name in tables):
         return False
-    if any(not (out / name).exists() for name in REPORT_FILES):
-        write_report(out)
+    if "verdict" not in manifest or any(not is_whole(out / name) for name in REPORT_FILES):
+        _conclude(out)
     return True
 
 
+def _conclude(out: Path) -> None:
+    """The verdict and the report, from the tables."""
+    note_facts(out, {"verdict": verdict(read_data(out))})
+    write_report(out)
+
+
 def _recorded(out: Path) -> dict[str, Any]:
-    """The evaluation of finished results; {} if there are none."""
-    found = read_json(out / "manifest.json").get("settings") if is_finished(out) else None
+    """The evaluation of the results there, also if a file of them is damaged; {} if there are none."""
+    found = manifest_of(out).get("settings") if (out / "manifest.json").exists() else None
     return found.get("evaluation", {}) if isinstance(found, dict) else {}
 
 
@@ -253,8 +259,7 @@ def write_results(
             )
             note_facts(new, manifest.facts())
             finish_stage(new)
-        note_facts(out, {"verdict": verdict(read_data(out))})
-        write_report(out)  # after the results: a page that cannot be made must not take them with it
+        _conclude(out)  # after the results: a page that cannot be made must not take them with it
     return out
 
 

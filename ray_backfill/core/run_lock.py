@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.secrets import without_secrets
-from ray_backfill.core.stages import is_finished
+from ray_backfill.core.stages import is_finished, make_folder
 
 LOCK = ".lock"
 _HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
@@ -55,7 +55,7 @@ def _make(folder: Path, option: str) -> list[Path]:
     """Make the folder and its parents; returns those that are new, the innermost first."""
     try:
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise InputError(f"{option} {folder} cannot be made: {_why(folder, error)}") from error
     return missing

@@ -1,8 +1,9 @@
-"""Atomic file writes, and stages: folders that record whether their work is finished.
+"""Durable file writes, and stages: folders that record whether their work is finished.
 
 A stage is computed once, kept in a folder, and reused or continued by the next run. Its ``manifest.json`` holds the
 settings. The manifest is written before the work starts, so that an unfinished folder can be recognised, and marked as
-finished once all files are in place.
+finished once all files are in place; it then lists them with their sizes. What a power cut or a failing disk has
+damaged is deleted when the stage begins again, and the stage makes only that once more.
 """
 
 import errno
@@ -18,11 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.core.errors import REMEDIES, InputError
+from ray_backfill.core.progress import say
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.secrets import cleaned
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+# Of some network disks, for a folder: they keep its names in another way.
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP)
+_MANIFEST = "manifest.json"
+# The key once more, written once. It tells whose a folder is if the manifest is damaged.
+_KEY = ".key.json"
+# Files of which ``is_whole`` knows more than their size.
+_KINDS = (".parquet", ".safetensors", ".json")
 
 
 class NotWritableError(InputError):
@@ -33,19 +42,42 @@ class OtherSettingsError(InputError):
     """A folder belongs to a stage with other settings."""
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file atomically: ``write`` fills a temporary file beside ``path``, which is then renamed.
+def sync(path: Path) -> None:
+    """Return when the bytes of a file, or the names in a folder, would survive a power cut."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(opened)
 
-    Readers never see a partial file. A crash of the process is harmless, a crash of the machine is not: no fsync.
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents, so that a power cut does not lose them, as ``sync``."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file whole or not at all: ``write`` fills a temporary file beside ``path``, which is then renamed.
+
+    Readers never see a partial file, and a power cut leaves the old file or the new one. When this returns, the new one
+    is on the disk. Cost: three waits for the disk.
 
     Raises:
         InputError: The disk is full, or the file cannot be written (NotWritableError).
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")  # unique even if nodes share the disk
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write(temporary)
+        sync(temporary)  # a name may reach the disk before the bytes
         temporary.replace(path)
+        sync(path.parent)
     except Exception as error:
         refused = _refused(path, error)
         if refused is None:
@@ -76,14 +108,14 @@ def replaced_whole(folder: Path, ours: Collection[str]) -> Iterator[Path]:
     """Yield an empty folder, which takes the place of ``folder`` at the end of the block.
 
     A reader finds the old files or the new ones; so does the next run after a crash, which calls ``settle``. If the
-    block fails or the process dies in it, the old folder stays as it is.
+    block fails or the process dies in it, the old folder stays as it is. The block writes with ``write_whole``.
 
     ours: names of the files that we write. Other files in the old folder are moved to the new one.
     """
     settle(folder, ours)
-    new, old = _beside(folder)
+    new, _ = _beside(folder)
     try:
-        new.mkdir(parents=True)
+        make_folder(new)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise NotWritableError(f"cannot write {folder}: {why}; make {folder.parent} writable") from error
@@ -92,23 +124,33 @@ def replaced_whole(folder: Path, ours: Collection[str]) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
+    put_in_place(new, folder)
+    settle(folder, ours)
+
+
+def put_in_place(new: Path, folder: Path) -> None:
+    """Rename ``new``, whose files are on the disk, to ``folder``; what is there stays beside it until ``settle``."""
+    _, old = _beside(folder)
     if folder.exists():
         folder.rename(old)
+        sync(folder.parent)
     new.rename(folder)
-    settle(folder, ours)
+    sync(folder.parent)
 
 
 def settle(folder: Path, ours: Collection[str]) -> None:
     """Complete or undo what a killed process left of ``replaced_whole``."""
     new, old = _beside(folder)
-    if not folder.exists() and old.exists():  # killed between the two renames: the new folder is complete
+    if not folder.exists() and old.exists():  # it ended between the two renames: the new folder is complete
         (new if new.exists() else old).rename(folder)
+        sync(folder.parent)
     if new.exists():
         shutil.rmtree(new)
     if old.exists():
         for path in old.iterdir():
             if path.name not in ours and not path.name.startswith(".") and not (folder / path.name).exists():
                 path.rename(folder / path.name)
+        sync(folder)
         shutil.rmtree(old)
 
 
@@ -146,6 +188,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def begin_stage(folder: Path, key: RunKey, overwrite: bool = False) -> bool:
     """Begin ``folder`` for the run with this key. Return True if that run is already finished there.
 
+    Files that are damaged are deleted and named in one line; the run makes them again, and keeps all others.
     overwrite: delete the files of another run.
 
     Raises:
@@ -158,20 +201,78 @@ def begin_stage(folder: Path, key: RunKey, overwrite: bool = False) -> bool:
         if not overwrite:
             raise
         _clear_stage(folder)
-    write_json(folder / "manifest.json", key.recorded() | {"finished": False})
+    if damaged := damaged_files(folder, manifest_of(folder) if (folder / _MANIFEST).exists() else {}):
+        first = damaged[0].relative_to(folder)
+        others = f" and {len(damaged) - 1:,} others" if len(damaged) > 1 else ""
+        say(f"{folder}: {first}{others} did not reach the disk or are damaged; made again")
+        for file in damaged:
+            file.unlink(missing_ok=True)
+    write_json(folder / _MANIFEST, key.recorded() | {"finished": False})
+    (folder / _KEY).write_text(json.dumps(key.recorded()), encoding="utf-8")
     return False
 
 
 def look_at_stage(folder: Path, key: RunKey) -> bool:
     """Return or raise what ``begin_stage`` would, without a change to the folder."""
-    path = folder / "manifest.json"
-    if path.exists():
-        found = read_json(path)
-        if difference := key.difference(found):
+    if (folder / _MANIFEST).exists():
+        manifest = manifest_of(folder)
+        if difference := key.difference(manifest):
             raise other_settings(folder, difference)
-        return bool(found.get("finished"))
+        return bool(manifest.get("finished")) and not damaged_files(folder, manifest)
     refuse_other_files(folder)
     return False
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """The manifest of a stage. If it is damaged: the key, as if the stage had just begun.
+
+    Raises:
+        OtherSettingsError: Both are damaged.
+    """
+    try:
+        return read_json(folder / _MANIFEST)
+    except InputError as error:
+        try:
+            return read_json(folder / _KEY) | {"finished": False}
+        except InputError:
+            remedy = f"give --overwrite to make {folder} again, or choose another --out"
+            raise OtherSettingsError(f"{error}; {remedy}") from error
+
+
+def is_whole(file: Path) -> bool:
+    """Whether a file is there from its first to its last byte, as far as its kind tells: Parquet, safetensors or JSON.
+
+    Of other kinds it must not be empty. Bytes in the middle are not read: pages of Parquet have checksums of their own.
+    Cost: opens the file.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            if file.suffix == ".parquet":
+                first = opened.read(4)
+                opened.seek(-4, os.SEEK_END)
+                return size > 8 and first == opened.read() == b"PAR1"
+            if file.suffix == ".safetensors":
+                header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+                of_arrays = [array["data_offsets"][1] for name, array in header.items() if name != "__metadata__"]
+                return size == opened.tell() + max(of_arrays, default=0)
+            if file.suffix == ".json":
+                json.loads(opened.read())
+        return size > 0
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
+        return False
+
+
+def damaged_files(folder: Path, manifest: Mapping[str, Any]) -> list[Path]:
+    """The damaged files of a stage: of a finished one, those that its manifest lists with another size or that are not
+    whole; of an unfinished one, all that are not whole.
+    """
+    if manifest.get("finished"):
+        listed = {folder / name: size for name, size in manifest.get("files", {}).items()}
+        return [file for file, size in listed.items() if not is_whole(file) or file.stat().st_size != size]
+    written = sorted([*folder.glob("*.*"), *folder.glob("*/*.*")])
+    ours = [file for file in written if file.suffix in _KINDS and file.name not in (_MANIFEST, _KEY)]
+    return [file for file in ours if file.is_file() and not is_whole(file)]
 
 
 def refuse_other_files(folder: Path) -> None:
@@ -190,30 +291,40 @@ def other_settings(folder: Path, difference: str) -> OtherSettingsError:
 
 def _clear_stage(folder: Path) -> None:
     """Delete the files of a stage. The manifest stays, so that the folder is still known as ours after a crash."""
-    note_facts(folder, {"finished": False})
+    write_json(folder / _MANIFEST, {"finished": False})
     for path in folder.iterdir():
-        if path.name == "manifest.json":
+        if path.name == _MANIFEST:
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
+    sync(folder)  # or files of the other run would come back
 
 
 def note_facts(folder: Path, facts: Mapping[str, Any]) -> None:
     """Add measured facts to the manifest of a stage that has begun."""
-    write_json(folder / "manifest.json", read_json(folder / "manifest.json") | dict(facts))
+    write_json(folder / _MANIFEST, manifest_of(folder) | dict(facts))
 
 
 def finish_stage(folder: Path, facts: Mapping[str, Any] | None = None) -> None:
-    """Mark a stage as finished and add ``facts`` to its manifest. Nothing else makes a stage count as complete."""
-    note_facts(folder, dict(facts or {}) | {"finished": True})
+    """Mark a stage as finished and add ``facts`` and the list of its files to its manifest.
+
+    Nothing else makes a stage count as complete, and all its files are on the disk before.
+    """
+    written = [*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")]
+    files = {str(file.relative_to(folder)): file.stat().st_size for file in sorted(written) if file.is_file()}
+    files.pop(_MANIFEST, None)
+    note_facts(folder, dict(facts or {}) | {"files": files, "finished": True})
 
 
 def is_finished(folder: Path) -> bool:
     """Return whether ``folder`` holds a finished stage, with any settings."""
-    path = folder / "manifest.json"
-    return path.exists() and bool(read_json(path).get("finished"))
+    try:
+        manifest = read_json(folder / _MANIFEST)
+        return bool(manifest.get("finished")) and not damaged_files(folder, manifest)
+    except InputError:
+        return False
 
 
 def timed(folder: Path, stage: Callable[[], Path]) -> Path:

@@ -1,17 +1,18 @@
 """Copies of folders without the rows that no run can use, and where such a copy comes from."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from ray_backfill.core.progress import say
-from ray_backfill.core.stages import read_json, write_json
+from ray_backfill.core.stages import read_json, write_json, write_whole
 from ray_backfill.data.columns import MODELS, names_in, part_files
 from ray_backfill.data.doctor import SplitScan, scan_split
 from ray_backfill.data.folder import left_out_file
-from ray_backfill.data.importing import ColumnNames, import_split, imported
+from ray_backfill.data.importing import ColumnNames, import_split, imported, remove
 from ray_backfill.data.vectors import FINE
 
 _SPLITS = ("gallery", "queries", "train", "validation")
@@ -42,7 +43,6 @@ def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
     splits = [name for name in _SPLITS if (data / f"{name}.parquet").exists()]
     if not any(_is_broken(scan_split(data / f"{name}.parquet")) for name in splits):
         return data
-    out.mkdir(parents=True, exist_ok=True)
     _remove_others(out, {f"{name}.parquet" for name in splits} | {name for name in _OTHERS if (data / name).exists()})
     counts: dict[str, DroppedRows] = {}
     for split in splits:
@@ -56,7 +56,7 @@ def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
             say(f"{source.name}: {number} left out; {left_out_file(path)} lists them")
     for name in _OTHERS:
         if (data / name).exists():
-            shutil.copy2(data / name, out / name)
+            write_whole(out / name, partial(shutil.copy2, data / name))
     left_out = {name: each._asdict() for name, each in counts.items()}
     write_json(out / _MANIFEST, {_FROM: str(data), _LEFT_OUT: left_out})
     return out
@@ -65,7 +65,7 @@ def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
 def _remove_others(out: Path, names: set[str]) -> None:
     for name in (*(f"{split}.parquet" for split in _SPLITS), *_OTHERS):
         if name not in names:
-            shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink(missing_ok=True)
+            remove(out / name)
             left_out_file(out / name).unlink(missing_ok=True)
 
 

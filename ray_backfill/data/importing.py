@@ -30,10 +30,13 @@ from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import (
     OtherSettingsError,
     begin_stage,
+    damaged_files,
     finish_stage,
     other_settings,
+    put_in_place,
     read_json,
     remove_halves,
+    sync,
     write_json,
     write_whole,
 )
@@ -61,10 +64,13 @@ class Taken(NamedTuple):
 
 @dataclass
 class PartNote:
-    """What a part leaves out, as (id, reason), and the dimension of each model. It lies beside an unfinished part."""
+    """What a part leaves out, as (id, reason), the dimension of each model, and the rows of its file, which is missing
+    if there are none. It lies beside an unfinished part.
+    """
 
     left_out: list[tuple[str, str]]
     dims: dict[str, int]
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,13 +113,19 @@ def import_split(path: Path, texts: Sequence[str], names: ColumnNames, drop_brok
         "drop_broken": drop_broken,
     }
     key = RunKey("import", asked)
+    unfinished, replaced = (path.with_name(f".{path.name}.{state}") for state in ("unfinished", "old"))
+    # The process may have died while ``_finish`` put the split in its place.
+    if replaced.exists() and not path.exists():
+        replaced.rename(path)
+    remove(replaced)
+    if (unfinished / _MANIFEST).exists():
+        (unfinished / _MANIFEST).rename(unfinished / "manifest.json")
     if _is_there(path, key, overwrite):
         say(f"{path} is there already, imported from the same sources")
         for name in (source.name for source in sources if not source.tells_changes):
             say(f"note: {name} does not tell whether its vectors have changed since; --overwrite imports them again")
         return path
     stays, partner, unmatched = _match(sources, names.id, drop_broken)
-    unfinished = path.with_name(f".{path.name}.unfinished")
     begin_stage(unfinished, key, overwrite=True)
     remove_halves(unfinished)
     try:
@@ -169,6 +181,9 @@ def _is_there(path: Path, key: RunKey, overwrite: bool) -> bool:
         raise InputError(f"{path} exists and was not made by an import; choose another --out, or give --overwrite")
     found = imported(path)
     difference = key.difference(found)
+    if not difference and (damaged := damaged_files(path, found)):
+        say(f"{damaged[0]} is damaged; {path.name} is imported again")
+        return False
     if not difference or overwrite:
         return not difference
     earlier = found.get("settings", {}).get("sources", [])
@@ -333,11 +348,13 @@ class _Import:
 
     def write_parts(self, folder: Path) -> list[tuple[str, str]]:
         """Write the parts that are missing; returns (id, reason) of the rows that were left out for their vectors."""
-        n_rows = len(self.stays)
-        done = 0
-        while _note(folder, done).exists():
-            done += 1
-        notes = [PartNote(**read_json(_note(folder, number))) for number in range(done)]
+        n_rows, notes = len(self.stays), list[PartNote]()
+        while (path := _note(folder, len(notes))).exists():
+            note = PartNote(**read_json(path))
+            if note.rows and not path.with_suffix(".parquet").exists():  # it was damaged
+                break
+            notes.append(note)
+        done = len(notes)
         left_out = [(id_, reason) for note in notes for id_, reason in note.left_out]
         dims = notes[-1].dims if notes else {}
         with task("import", n_rows, "rows", done=min(done * PART_ROWS, n_rows)) as bar:
@@ -346,7 +363,7 @@ class _Import:
                 rows = range(number * PART_ROWS, min((number + 1) * PART_ROWS, n_rows), BATCH_ROWS)
                 note = PartNote([], dims)
                 tables = (self.table(next(batches), first, note) for first in rows)
-                _write_part(folder / f"part-{number:05d}.parquet", tables, bar.advance)
+                note.rows = _write_part(folder / f"part-{number:05d}.parquet", tables, bar.advance)
                 write_json(_note(folder, number), asdict(note))  # from now on the part is done
                 left_out += note.left_out
         return left_out
@@ -406,8 +423,12 @@ def _note(folder: Path, number: int) -> Path:
     return folder / f"part-{number:05d}.json"
 
 
-def _write_part(path: Path, tables: Iterator[pa.Table | None], advance: Callable[[int], None]) -> None:
-    """Write tables as row groups of one file, with the options of ``write_parquet``. No file if there are no rows."""
+def _write_part(path: Path, tables: Iterator[pa.Table | None], advance: Callable[[int], None]) -> int:
+    """Write tables as row groups of one file, with the options of ``write_parquet``; returns the number of rows.
+
+    There is no file if there are no rows.
+    """
+    rows = 0
 
     def with_rows() -> Iterator[pa.Table]:
         for table in tables:
@@ -418,20 +439,23 @@ def _write_part(path: Path, tables: Iterator[pa.Table | None], advance: Callable
     some = with_rows()
     first = next(some, None)
     if first is None:
-        return
+        return rows
 
     def write(temporary: Path) -> None:
+        nonlocal rows
         plain = [field.name for field in first.schema if not is_vectors(field.type)]
         with pq.ParquetWriter(temporary, first.schema, write_page_checksum=True, use_dictionary=plain) as writer:
             for table in chain([first], some):
                 writer.write_table(table)
+                rows += len(table)
 
     write_whole(path, write)
+    return rows
 
 
 def _finish(unfinished: Path, path: Path, left_out: Sequence[tuple[str, str]]) -> None:
     """Check the parts, write their checksums and what was left out, and move the split to its place."""
-    for note in unfinished.glob("part-*.json"):
+    for note in (*unfinished.glob("part-*.json"), *unfinished.glob(".*.json")):
         note.unlink()
     parts = sorted(unfinished.glob("part-*.parquet"))
     rows = {part.name: pq.read_metadata(part).num_rows for part in parts}
@@ -450,11 +474,17 @@ def _finish(unfinished: Path, path: Path, left_out: Sequence[tuple[str, str]]) -
     if left_out:
         ids, why = zip(*left_out, strict=True)
         write_parquet(left_out_file(path), pa.table({"id": pa.array(ids), "reason": pa.array(why)}))
+    (unfinished / "manifest.json").rename(unfinished / _MANIFEST)
+    sync(unfinished)
+    put_in_place(unfinished, path)
+    remove(path.with_name(f".{path.name}.old"))
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there."""
     if path.is_dir():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
-    (unfinished / "manifest.json").rename(unfinished / _MANIFEST)
-    unfinished.rename(path)
 
 
 def _sha256(file: Path) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ray_backfill.core.errors import InputError, local_path
 from ray_backfill.core.schema import write_checked
-from ray_backfill.core.stages import write_whole
+from ray_backfill.core.stages import make_folder, sync, write_whole
 from ray_backfill.data.columns import MODELS
 from ray_backfill.data.folder import SPLITS, EmbeddingFolder, EmbeddingTable, read_folder, read_train
 from ray_backfill.data.vectors import is_vectors
@@ -68,7 +68,7 @@ def write_folder(
         raise InputError(
             f"{path} holds {left[0]}.parquet, which this call does not replace; delete it, or write elsewhere"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
         for name, table in tables.items():
             write_parquet(Path(temporary) / f"{name}.parquet", table)
@@ -76,9 +76,10 @@ def write_folder(
             read_folder(temporary, gallery_needs=needed)
         except InputError as error:
             raise InputError(str(error).replace(temporary, str(path))) from error
-        path.mkdir(exist_ok=True)
+        make_folder(path)
         for name in tables:
             (Path(temporary) / f"{name}.parquet").replace(path / f"{name}.parquet")
+            sync(path)
     return path
 
 

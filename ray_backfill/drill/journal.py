@@ -5,13 +5,15 @@ incomplete last line is ignored.
 """
 
 import json
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from ray_backfill.core.secrets import cleaned
+from ray_backfill.core.stages import make_folder, sync, write_whole
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,10 @@ def describe_entries() -> str:
     return "\n".join(["| kind | fields | meaning |", "|---|---|---|", *lines])
 
 
+def _line(entry: JournalEntry) -> bytes:
+    return json.dumps(cleaned({"kind": entry.kind} | vars(entry))).encode() + b"\n"
+
+
 class Journal:
     """The journal file in the folder of a drill."""
 
@@ -130,26 +136,45 @@ class Journal:
         self.path = drill / "journal.jsonl"
 
     def entries(self) -> list[JournalEntry]:
-        """Return all complete entries. Cost: one read of the file."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_bytes().split(b"\n")[:-1]  # without an incomplete last line
-        found = [json.loads(line) for line in lines if line]
-        return [_BY_KIND[entry.pop("kind")](**entry) for entry in found]
+        """Return all entries before the first that cannot be read, such as an incomplete last line.
+
+        Cost: one read of the file.
+        """
+        entries: list[JournalEntry] = []
+        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
+        for line in filter(None, lines):
+            try:
+                entry = json.loads(line)
+                entries.append(_BY_KIND[entry.pop("kind")](**entry))
+            except (ValueError, LookupError, TypeError, AttributeError):  # a disk has damaged it
+                break
+        return entries
 
     def add(self, entry: JournalEntry) -> None:
         """Append an entry; it is on disk when this returns."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not self.path.exists()
+        make_folder(self.path.parent)
         with self.path.open("ab") as file:
-            file.write(json.dumps(cleaned({"kind": entry.kind} | vars(entry))).encode() + b"\n")
+            file.write(_line(entry))
             file.flush()
             os.fsync(file.fileno())
+        if is_new:
+            sync(self.path.parent)
 
-    def mend(self) -> None:
-        """Remove an incomplete last line, so that the next entry starts on a new line."""
-        if self.path.exists():
-            whole = self.path.read_bytes().rpartition(b"\n")[0]
-            os.truncate(self.path, len(whole) + 1 if whole else 0)
+    def mend(self, measured: Collection[int]) -> float:
+        """Keep the entries before the first that cannot be read, or that is a checkpoint whose answers are lost.
+
+        measured: the moments whose answers are there. Returns: until which second of the drill its events count.
+        """
+        entries = self.entries()
+        lost = (isinstance(e, CheckpointMeasured) and e.moment not in measured for e in entries)
+        kept = entries[: next((place for place, is_lost in enumerate(lost) if is_lost), len(entries))]
+        lines = [_line(entry) for entry in kept]
+        if not self.path.exists() or self.path.read_bytes() == b"".join(lines):
+            return math.inf if kept else 0.0
+        write_whole(self.path, lambda temporary: temporary.write_bytes(b"".join(lines)))
+        is_cut_short = len(kept) < len(entries)
+        return (kept[-1].elapsed_s if is_cut_short else math.inf) if kept else 0.0
 
     def applied(self) -> int:
         """Return the number of operations that all shards have applied."""

@@ -8,7 +8,6 @@ In all functions ``drill`` is the folder of the drill.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,15 +67,7 @@ def write_part(drill: Path, operation: Operation, embedded: Embedded) -> None:
         _OPERATION: f"{operation.number} {operation.kind}", _BROKEN: json.dumps(embedded.broken),
         TOKENS: json.dumps(embedded.tokens),
     })  # fmt: skip
-    write_whole(part_path(drill, operation.number), partial(_write_durably, table))
-
-
-def _write_durably(table: pa.Table, path: Path) -> None:
-    """Flush the file to disk, so that the journal never refers to embeddings lost in a machine failure."""
-    with path.open("wb") as file:
-        write_checked(table, file)
-        file.flush()
-        os.fsync(file.fileno())
+    write_whole(part_path(drill, operation.number), partial(write_checked, table))
 
 
 def read_part(drill: Path, operation: Operation) -> Embedded:

@@ -26,6 +26,7 @@ from ray_backfill.engine.orders import check_order
 from ray_backfill.engine.systems import IntArray
 
 Kind = Literal["backfill", "insert", "delete", "rollback"]
+PLAN_FILES = ("items", "steps", "operations", "checkpoints")
 # Which partition holds an item. Deleted items and items not inserted yet are NOWHERE.
 NOWHERE, OLD, NEW = 0, 1, 2
 
@@ -170,27 +171,24 @@ def _parts(
 
 
 def write_plan(path: Path, plan: DrillPlan) -> None:
-    """Write the plan as four Parquet files, each atomically; the checkpoints come last."""
+    """Write the plan as Parquet files, each atomically."""
     numbers = [np.full(len(o.positions), o.number) for o in plan.operations]
     steps = np.concatenate([np.empty(0, np.int64), *numbers]), positions_of(plan.operations)
     is_held_back = np.repeat([False, True], [len(plan.order), len(plan.held_back)])
     items = np.concatenate([plan.order, plan.held_back]), is_held_back
-    tables = {
-        "items": pa.table(dict(zip(columns(ItemRow), items, strict=True))),
-        "steps": pa.table(dict(zip(columns(StepRow), steps, strict=True))),
-        "operations": arrow_table(OperationRow, [OperationRow(o.kind) for o in plan.operations]),
-        "checkpoints": arrow_table(Checkpoint, plan.checkpoints),
-    }
-    path.mkdir(parents=True, exist_ok=True)
-    for name, table in tables.items():
+    tables = (
+        pa.table(dict(zip(columns(ItemRow), items, strict=True))),
+        pa.table(dict(zip(columns(StepRow), steps, strict=True))),
+        arrow_table(OperationRow, [OperationRow(o.kind) for o in plan.operations]),
+        arrow_table(Checkpoint, plan.checkpoints),
+    )
+    for name, table in zip(PLAN_FILES, tables, strict=True):
         write_whole(path / f"{name}.parquet", partial(write_checked, table))
 
 
 def read_plan(path: Path) -> DrillPlan:
     """Read a plan written by ``write_plan``."""
-    items, steps, operations, checkpoints = (
-        read_checked(path / f"{name}.parquet") for name in ("items", "steps", "operations", "checkpoints")
-    )
+    items, steps, operations, checkpoints = (read_checked(path / f"{name}.parquet") for name in PLAN_FILES)
     position, is_held_back = (items[name].to_numpy() for name in columns(ItemRow))
     number, of_step = (steps[name].to_numpy() for name in columns(StepRow))
     starts = np.searchsorted(number, np.arange(operations.num_rows + 1))

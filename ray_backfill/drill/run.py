@@ -4,6 +4,7 @@ Folders of a run: maps; live (plan, parts, journal, answers, events, then tables
 has backbones, and before: the data contract, with the gallery embedded by the old model only.
 """
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -23,17 +24,26 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import write_table
-from ray_backfill.core.stages import OtherSettingsError, begin_stage, finish_stage, look_at_stage, note_facts, read_json
+from ray_backfill.core.stages import (
+    OtherSettingsError,
+    begin_stage,
+    finish_stage,
+    is_whole,
+    look_at_stage,
+    note_facts,
+    read_json,
+)
 from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.jobs import FromImages, FromItems, FromStore, LiveJob, PartsJob, Questions, ShardJob
 from ray_backfill.drill.journal import Journal, Started, of_type
 from ray_backfill.drill.parts import BadPartError
-from ray_backfill.drill.plan import DrillPlan, make_plan, read_plan, write_plan
+from ray_backfill.drill.plan import PLAN_FILES, DrillPlan, make_plan, read_plan, write_plan
 from ray_backfill.drill.report import write_live_report
 from ray_backfill.drill.results import depth, drill_tables
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.drill.shard import ShardPlace, shard_edges
 from ray_backfill.drill.tables import TABLES, DrillFacts
+from ray_backfill.drill.traffic import drop_events
 from ray_backfill.encode.encoder import Device
 from ray_backfill.encode.items import ItemSettings, ItemSources
 from ray_backfill.encode.part import EncodeRequest
@@ -165,6 +175,7 @@ def run_resolved(
             store_sigma(comparison.folder, method, comparison.maps)
         (order,) = comparison.orders_of(method).values()
         # Begin the folder only when there is something to write, so that an earlier failure leaves no trace.
+        drop_events(folder, math.inf)
         has_ended = begin_stage(folder, key, context.overwrite)  # and only lacks tables
         plan = _plan(folder, order, comparison.evaluation.points, live)
         timings_s = read_json(folder / "manifest.json").get("timings_s", {})
@@ -205,9 +216,9 @@ def _is_there(folder: Path, key: RunKey, overwrite: bool) -> bool:
         if not overwrite:
             raise
         return False
-    if not is_finished_there or any(not (folder / f"{name}.parquet").exists() for name in _MADE_AFTER):
+    if not is_finished_there or any(not is_whole(folder / f"{name}.parquet") for name in _MADE_AFTER):
         return False
-    if any(not (folder / name).exists() for name in REPORT_FILES):
+    if any(not is_whole(folder / name) for name in REPORT_FILES):
         write_live_report(folder)
     return True
 
@@ -265,8 +276,8 @@ def _conclude(
 
 
 def _plan(drill: Path, order: IntArray, points: int, live: LiveSettings) -> DrillPlan:
-    """The stored plan, or a new one if there is none."""
-    if not (drill / "plan" / "checkpoints.parquet").exists():  # the last of its files
+    """The stored plan, or a new one if a file of it is missing."""
+    if any(not (drill / "plan" / f"{name}.parquet").exists() for name in PLAN_FILES):
         write_plan(drill / "plan", make_plan(order, points, live.part_items, live.churn))
     return read_plan(drill / "plan")
 

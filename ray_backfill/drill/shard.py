@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import kernel
 from ray_backfill.core.schema import columns, read_checked
+from ray_backfill.core.stages import is_whole
 from ray_backfill.data.write import vector_column, vectors_of, write_parquet
 from ray_backfill.drill.parts import Embedded
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD, DrillPlan, Operation
@@ -297,6 +298,13 @@ def write_answers(drill: Path, moment: int, answer: Answer) -> None:
     lists: tuple[NDArray[Any], ...] = (answer.position, answer.distance, answer.is_new.astype(np.float32))
     named = {name: vector_column(values) for name, values in zip(columns(AnswerRow), lists, strict=True)}
     write_parquet(_answers_path(drill, moment), pa.table(named))
+
+
+def measured_moments(drill: Path) -> set[int]:
+    """The checkpoints whose answers are on the disk."""
+    return {
+        int(path.stem.rpartition("-")[2]) for path in _answers_path(drill, 0).parent.glob("*.parquet") if is_whole(path)
+    }
 
 
 def read_answers(drill: Path, moment: int) -> IntArray:

@@ -19,11 +19,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.progress import say
 from ray_backfill.core.schema import arrow_table, read_checked
-from ray_backfill.core.stages import write_whole
+from ray_backfill.core.stages import is_whole, write_whole
+from ray_backfill.data.write import write_parquet
 from ray_backfill.drill.journal import Journal, Started, TrafficRestarted, of_type
 from ray_backfill.drill.settings import TrafficSettings
 from ray_backfill.drill.tables import EventRow
@@ -120,6 +123,19 @@ class Sender:
             return False
         except OSError:
             return True
+
+
+def drop_events(drill: Path, since_s: float) -> None:
+    """Delete the events from this second of the drill on, and damaged files of events, which one line names."""
+    files = sorted((drill / "events").glob("*.parquet"))
+    if damaged := [file for file in files if not is_whole(file)]:
+        say(f"{damaged[0]} is damaged ({len(damaged)} such files); the requests in them do not count")
+    for file in files:
+        events = None if file in damaged else read_checked(file).to_pandas()
+        if events is None or not (events.scheduled_s < since_s).any():
+            file.unlink()
+        elif not (is_before := events.scheduled_s < since_s).all():
+            write_parquet(file, pa.Table.from_pandas(events[is_before], preserve_index=False))
 
 
 def read_events(drill: Path) -> pd.DataFrame:

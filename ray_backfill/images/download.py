@@ -6,6 +6,7 @@ the target folder, and it takes the leftovers of a killed run as complete. A kil
 """
 
 import hashlib
+import os
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,9 @@ def fetch_folder(archive: Archive, root: Path) -> Path:
                 _check(archive, file)
             else:
                 file = _fetch(archive, Path(temporary), root)
-            _unpack(archive, file, Path(temporary) / "unpacked").rename(target)
+            unpacked = _unpack(archive, file, Path(temporary) / "unpacked")
+            os.sync()  # thousands of files at once: a power cut must not leave empty ones under the final name
+            unpacked.rename(target)
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror or error}") from error
     return target

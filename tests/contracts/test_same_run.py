@@ -191,7 +191,9 @@ CHANGES = {
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder. Pages, which are made from tables, are not drawn."""
-    monkeypatch.setattr(results, "write_report", lambda out: [(out / name).touch() for name in REPORT_FILES])
+    monkeypatch.setattr(
+        results, "write_report", lambda out: [(out / name).write_text("drawn") for name in REPORT_FILES]
+    )
     monkeypatch.setattr(forecasting, "write_forecast_report", lambda _: None)
     return build(tmp_path / "data")
 
@@ -245,8 +247,10 @@ def test_a_drill_is_that_of_its_inputs(data: Path, tmp_path: Path, monkeypatch: 
     evaluation, drilled = asked(change, data), list[Path]()
 
     def conclude(folder: Path, *_: Any) -> Path:
-        for table in (*(f"{name}.parquet" for name in drill._MADE_AFTER), *REPORT_FILES):
-            (folder / table).write_text("")
+        for table in drill._MADE_AFTER:
+            write_parquet(folder / f"{table}.parquet", pa.table({"made": [0]}))
+        for name in REPORT_FILES:
+            (folder / name).write_text("drawn")
         finish_stage(folder)
         drilled.append(folder)
         return folder

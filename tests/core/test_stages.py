@@ -49,7 +49,7 @@ def test_a_stage_of_other_settings_is_overwritten_on_request_only(tmp_path: Path
     finish_stage(tmp_path, {"flops": 7})
     assert begin_stage(tmp_path, RunKey("map", {"lr": 1}), overwrite=True), "the same settings are kept"
     assert not begin_stage(tmp_path, RunKey("map", {"lr": 2}), overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".key.json", "manifest.json"]
     assert read_json(tmp_path / "manifest.json") == {"stage": "map", "settings": {"lr": 2}, "finished": False}
 
 

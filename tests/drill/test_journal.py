@@ -58,7 +58,7 @@ def test_an_incomplete_line_is_ignored(tmp_path: Path) -> None:
     with journal.path.open("ab") as file:
         file.write(b'{"kind": "applied", "appl')
     assert journal.applied() == 2
-    journal.mend()
+    journal.mend(set())
     journal.add(Applied(3.0, 3, "delete", 2))
     assert [entry.applied for entry in of_type(journal.entries(), Applied)] == [1, 2, 3]
 
@@ -66,7 +66,7 @@ def test_an_incomplete_line_is_ignored(tmp_path: Path) -> None:
 def test_a_journal_with_only_an_incomplete_line_is_empty(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.path.write_bytes(b'{"ki')
-    journal.mend()
+    journal.mend(set())
     assert journal.entries() == []
     journal.add(Finished(1.0))
     assert journal.entries() == [Finished(1.0)]

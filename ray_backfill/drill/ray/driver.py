@@ -23,10 +23,10 @@ from ray_backfill.drill.ray.shards import REMEDY, ShardSet, shards_need
 from ray_backfill.drill.ray.traffic import Traffic
 from ray_backfill.drill.results import live_quality, only_alive
 from ray_backfill.drill.settings import ThrottleSettings
-from ray_backfill.drill.shard import ShardSize, write_answers
+from ray_backfill.drill.shard import ShardSize, measured_moments, write_answers
 from ray_backfill.drill.tables import Checkpoint
 from ray_backfill.drill.throttle import P99Controller
-from ray_backfill.drill.traffic import Sender, read_events
+from ray_backfill.drill.traffic import Sender, drop_events, read_events
 from ray_backfill.workers.waiting import Deaths, Room
 
 # Seconds between two adjustments of the rate.
@@ -45,7 +45,7 @@ def run_drill(job: LiveJob) -> None:
     """
     watch.write_targets(job.folder / "prometheus_targets.json")
     stored = journal.Journal(job.folder)
-    stored.mend()
+    drop_events(job.folder, stored.mend(measured_moments(job.folder)))
     entries = stored.entries()
     if journal.of_type(entries, journal.Finished):
         return
@@ -60,8 +60,9 @@ def run_drill(job: LiveJob) -> None:
         with step("serve after the backfill"):
             driver.traffic.rest(job.settings.quiet_s)
         driver.embedding.check_parts(job.plan)
-        driver.recorder.journal.add(journal.Finished(driver.recorder.now_s()))
-        driver.traffic.stop()
+        ended_s = driver.recorder.now_s()
+        driver.traffic.stop()  # its last events are on the disk before the journal says that this is all
+        driver.recorder.journal.add(journal.Finished(ended_s))
     finally:
         driver.close()
 

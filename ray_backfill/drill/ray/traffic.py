@@ -67,7 +67,7 @@ class TrafficActor:
         self.is_stopped = True
         await asyncio.gather(*pending)
         await writer
-        self._write()
+        await self._write()
         if self.failure is not None:
             raise self.failure
 
@@ -108,15 +108,15 @@ class TrafficActor:
             if not self.job.sender.may_write(self.job.drill):
                 self.is_stopped = True
             elif time.time() - since >= _WRITE_S:
-                self._write()
+                await self._write()
                 since = time.time()
 
-    def _write(self) -> None:
-        """Write the events, unless the driver has gone on without this incarnation."""
+    async def _write(self) -> None:
+        """Write the events, unless the driver has gone on without this incarnation. Requests go on meanwhile."""
         events, self.unwritten = self.unwritten, []
         if events and self.job.sender.may_write(self.job.drill):
-            write_parquet(self.job.sender.file(self.job.drill, self.files), arrow_table(EventRow, events))
-            self.files += 1
+            file, self.files = self.job.sender.file(self.job.drill, self.files), self.files + 1
+            await asyncio.to_thread(write_parquet, file, arrow_table(EventRow, events))
 
 
 class Traffic:

@@ -4,7 +4,6 @@ import hashlib
 import math
 import shutil
 import tempfile
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import ray.train.torch
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import Task, say, task
 from ray_backfill.core.runkey import RunKey
-from ray_backfill.core.stages import begin_stage, finish_stage, read_json, write_json
+from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, write_json
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.methods import all_backbones
@@ -40,6 +39,9 @@ from ray_backfill.workers.train import run_ddp
 
 # Share of the time spent waiting for pixels above which it is reported.
 _WAITS = 0.1
+# Folder of Ray Train's checkpoints within the stage. They go when the network is there.
+_STORAGE = ".ray"
+_CHECKPOINT = RunKey("checkpoint")
 
 
 @dataclass(frozen=True)
@@ -95,13 +97,13 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overw
             check_memory_of_gpus(job, source, len(rows), number)
         threads, lent = threads_of(workers), workers.decode_cpus
         config = {"job": job, "folder": str(folder), "threads": threads, "lent": lent, "board": board}
-        facts = run_ddp(_worker, config, workers, "ray", folder)
+        facts = run_ddp(_worker, config, workers, _STORAGE, folder)
     if facts.get("feeding", {}).get("limit") == "decode":
         say(f"train {title}: {facts['feeding']['bottleneck']}")
     if not math.isfinite(facts["history"][-1]["loss"]):
         raise InputError(f"training the {title} diverged (its loss is not finite); lower its lr and give --overwrite")
     finish_stage(folder, facts)
-    shutil.rmtree(folder / "ray", ignore_errors=True)  # the checkpoints are no longer needed
+    shutil.rmtree(folder / _STORAGE, ignore_errors=True)  # the checkpoints are no longer needed
     return folder
 
 
@@ -143,6 +145,17 @@ def backbone_identity(folder: Path) -> dict[str, Any]:
     return read_json(folder / "manifest.json")["settings"] | {"weights": weights}
 
 
+def whole_checkpoint(storage: Path, newest: Path | None) -> Path | None:
+    """The newest checkpoint of a training that is whole; None if there is none.
+
+    Ray does not wait until a checkpoint is on the disk, so a power cut may empty the last ones. storage: their folder.
+    newest: the last one that Ray knows.
+    """
+    if newest is not None and is_finished(newest):
+        return newest
+    return next((path for path in sorted(storage.glob("checkpoint_*"), reverse=True) if is_finished(path)), None)
+
+
 def _worker(config: dict[str, Any]) -> dict[str, Any]:
     """Runs on every DDP worker; the first one reports progress."""
     with sent_to(config["board"], rank_and_size()[0] == 0), task("train", unit="steps") as shown:
@@ -166,8 +179,10 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
             ray.train.report(metrics)
             return
         with tempfile.TemporaryDirectory() as temporary:
+            begin_stage(Path(temporary), _CHECKPOINT)
             epoch.save(Path(temporary))
             write_json(Path(temporary) / "history.json", {"epochs": history})
+            finish_stage(Path(temporary))
             ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(temporary))
         waits = f", waits for pixels {100 * epoch.waited:.0f} %" if epoch.waited > _WAITS else ""
         shares = {"accuracy": epoch.accuracy, **epoch.shares}
@@ -176,15 +191,14 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
 
     objective = all_backbones()[job.kind].objective if job.kind else Classification
     old = OldModel(*load_backbone(job.old)) if job.old else None
-    checkpoint = ray.train.get_checkpoint()
-    with checkpoint.as_directory() if checkpoint else nullcontext() as folder:
-        resume_from = Path(folder) if folder else None
-        if resume_from:
-            history += read_json(resume_from / "history.json")["epochs"]
-        device = ray.train.torch.get_device()
-        done = train_backbone(
-            source, rows, info, training, device, resume_from, on_epoch, objective, old, threads + lent, shown
-        )
+    newest = ray.train.get_checkpoint()
+    resume_from = whole_checkpoint(Path(config["folder"]) / _STORAGE, Path(newest.path) if newest else None)
+    if resume_from:
+        history += read_json(resume_from / "history.json")["epochs"]
+    device = ray.train.torch.get_device()
+    done = train_backbone(
+        source, rows, info, training, device, resume_from, on_epoch, objective, old, threads + lent, shown
+    )
     if is_first:
         save_backbone(Path(config["folder"]), done.network, info)
     fed = feeding(done.work, threads + lent, device.type == "cuda", lent)
