@@ -3,6 +3,7 @@
 Shapes: B items, d dimensions.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +66,7 @@ class ModelKind:
 
     explains: a sentence for the help. options: of its spec, besides dims, prompt, batch and normalise=yes. extra: what
     pip installs for it. reads: of a service that charges for tokens, the characters of a text that are sent, at most.
-    load: loads the model for texts or images; raises InputError.
+    batch: of such a service, the texts of a request. load: loads the model for texts or images; raises InputError.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ModelKind:
     options: tuple[str, ...] = ()
     extra: str = ""
     reads: Callable[[Spec], int] | None = None
+    batch: int = 0
 
 
 @dataclass(eq=False)
@@ -118,7 +120,11 @@ class Model:
         """
 
         def embedded(batch: Any, side: str) -> NDArray[np.float32]:
-            return np.asarray(self.encoder(batch, side), np.float32)
+            given = np.asarray(self.encoder(batch, side))
+            if given.dtype.kind in "cOSUMm":  # of complex numbers numpy would drop the imaginary part
+                raise InputError(f"the model {self.spec} returned values of type {given.dtype}; return real numbers")
+            with np.errstate(over="ignore"):  # infinite values are refused below
+                return np.asarray(given, np.float32)
 
         found = [self._checked(self._called(embedded, batch, side, items), items) for items, batch in batches]
         vectors = np.concatenate(found) if found else np.empty((0, self.dims), np.float32)
@@ -132,18 +138,10 @@ class Model:
     def _called(self, step: Callable[[Any, str], Any], given: Any, side: str, items: int) -> Any:
         try:
             return step(given, side)
-        except (InputError, KeyboardInterrupt, MemoryError):
+        except InputError:
             raise
-        except Exception as error:  # of a user's own code or of a library
-            kind, why, at = (
-                type(error).__name__,
-                str(error).strip().splitlines() or [""],
-                extract_tb(error.__traceback__),
-            )
-            where = f"{Path(at[-1].filename).name}, line {at[-1].lineno}"
-            raise InputError(
-                f"the model {self.spec} failed on {items} {self.modality}s: {kind}: {why[0][:300]} ({where})"
-            ) from error
+        except (Exception, SystemExit) as error:  # of a user's own code or of a library
+            raise failure(self.spec, f"on {items} {self.modality}s", error) from error
 
     def _checked(self, found: NDArray[np.float32], items: int) -> NDArray[np.float32]:
         """The vectors that a model returned for so many items. Raises InputError for anything else."""
@@ -154,6 +152,8 @@ class Model:
             )
         if found.ndim != 2:
             raise InputError(f"the model {self.spec} returned an array of shape {found.shape}, not ({items}, d)")
+        if not found.shape[1]:
+            raise InputError(f"the model {self.spec} returned vectors of 0 dimensions; return at least one")
         if self.spec.dims > found.shape[1]:
             raise InputError(f"the model {self.spec} has only {found.shape[1]} dimensions; lower dims")
         found = found[:, : self.spec.dims] if self.spec.dims else found
@@ -178,8 +178,24 @@ class Model:
         return np.asarray(found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-30), np.float32)
 
     def identity(self) -> dict[str, Any]:
-        """What determines its vectors."""
-        return self.spec.meaning() | self.encoder.identity()
+        """What determines its vectors, as a manifest's JSON gives it back. Raises InputError if the model fails."""
+        try:
+            return dict(json.loads(json.dumps(self.spec.meaning() | self.encoder.identity(), allow_nan=False)))
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:  # of a user's own code
+            raise failure(self.spec, "in identity()", error) from error
+
+
+def failure(spec: Spec, where: str, error: BaseException) -> InputError:
+    """What the code of a model or of a library raised, in one line. Raises the error where Ray ends this process."""
+    if hasattr(error, "ray_terminate_msg"):
+        raise error
+    name, said, at = type(error).__name__, str(error).strip().splitlines() or [""], extract_tb(error.__traceback__)[-1]
+    remedy = "; lower batch or --actors.number" if isinstance(error, MemoryError) else ""
+    return InputError(
+        f"the model {spec} failed {where}: {name}: {said[0][:300]} ({Path(at.filename).name}, line {at.lineno}){remedy}"
+    )
 
 
 def tokens_in(characters: int) -> int:

@@ -8,6 +8,7 @@ failures of actors and of files.
 import logging
 import os
 import queue
+import shutil
 import sys
 import threading
 from collections import Counter
@@ -35,7 +36,7 @@ from ray_backfill.drill.settings import ThrottleSettings
 from ray_backfill.drill.throttle import TokenBucket
 from ray_backfill.encode.encoder import Model, same_model
 from ray_backfill.encode.kinds import load_model
-from ray_backfill.encode.part import contents_of
+from ray_backfill.encode.part import ATTEMPTS, attempt, contents_of
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.images.reading import read_ahead
 from ray_backfill.workers.decoders import source_for
@@ -134,7 +135,10 @@ class _Embedder:
         operation = self.plan.operations[row["number"]]
         if not part_path(self.job.drill, operation.number).exists():
             models = self.job.old if operation.kind == "rollback" else self.job.new
-            write_part(self.job.drill, operation, self.embed(operation.positions, models))
+            what = f"the {len(operation.positions)} items of operation {operation.number}"
+            with attempt(self.job.drill / ATTEMPTS, str(operation.number), what) as mark:
+                mark.write_text(f"embedded them with the model {' and '.join(models)}")
+                write_part(self.job.drill, operation, self.embed(operation.positions, models))
         return row
 
     def _wait(self, items: int) -> None:
@@ -278,6 +282,7 @@ class EmbeddingSupervisor:
     def running(self, plan: DrillPlan) -> Iterator[Arrivals]:
         """Embed the missing operations in the background for the duration of the block."""
         arrivals = Arrivals(self.job.drill)
+        shutil.rmtree(self.job.drill / ATTEMPTS, ignore_errors=True)  # of an earlier command
         missing = [o.number for o in plan.embedded if not part_path(self.job.drill, o.number).exists()]
 
         def run() -> None:
