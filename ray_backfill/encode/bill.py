@@ -37,13 +37,13 @@ def estimate(request: EncodeRequest, missing: Iterable[tuple[str, Path]], actors
                 minutes = max(asked / (spec.rpm or inf), tokens_in(read) / (spec.tpm or inf))
                 busy_s[busy_s.index(min(busy_s))] += 60 * len(busy_s) * minutes
         tokens = tokens_in(characters)
-        hours = (
-            f"at least {duration(round(max(busy_s)))} at these limits"
-            if max(busy_s)
-            else "hours only with rpm= or tpm="
+        takes = (
+            f"about {duration(round(max(busy_s)))} or longer" if max(busy_s) else "hours unknown without rpm= or tpm="
         )
-        paid = f"about {tokens:,} tokens{_dollars(spec, tokens, 'about ')}, about {requests:,} requests, {hours}"
-        say(f"{spec} will read {items:,} texts, {paid}")
+        price = _dollars(spec, tokens, "about ")
+        say(
+            f"{spec} will read {items:,} texts, about {tokens:,} tokens{price}, in about {requests:,} requests, {takes}"
+        )
 
 
 def bill(parts: Iterable[Path], models: Mapping[str, Spec]) -> dict[str, int]:

@@ -4,7 +4,8 @@ Shapes: B items, d dimensions.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import extract_tb
@@ -136,12 +137,8 @@ class Model:
         return vectors
 
     def _called(self, step: Callable[[Any, str], Any], given: Any, side: str, items: int) -> Any:
-        try:
+        with failing_in_one_line(self.spec, f"on {items} {self.modality}s"):
             return step(given, side)
-        except InputError:
-            raise
-        except (Exception, SystemExit) as error:  # of a user's own code or of a library
-            raise failure(self.spec, f"on {items} {self.modality}s", error) from error
 
     def _checked(self, found: NDArray[np.float32], items: int) -> NDArray[np.float32]:
         """The vectors that a model returned for so many items. Raises InputError for anything else."""
@@ -179,23 +176,27 @@ class Model:
 
     def identity(self) -> dict[str, Any]:
         """What determines its vectors, as a manifest's JSON gives it back. Raises InputError if the model fails."""
-        try:
+        with failing_in_one_line(self.spec, "in identity()"):
             return dict(json.loads(json.dumps(self.spec.meaning() | self.encoder.identity(), allow_nan=False)))
-        except InputError:
+
+
+@contextmanager
+def failing_in_one_line(spec: Spec, where: str, but: tuple[type[Exception], ...] = (InputError,)) -> Iterator[None]:
+    """What a user's own code or a library raises in the block, also by ``sys.exit``, becomes an InputError.
+
+    but: errors that stay as they are. So does the exit that Ray asks for when it ends this process.
+    """
+    try:
+        yield
+    except but:
+        raise
+    except (Exception, SystemExit) as error:
+        if hasattr(error, "ray_terminate_msg"):
             raise
-        except (Exception, SystemExit) as error:  # of a user's own code
-            raise failure(self.spec, "in identity()", error) from error
-
-
-def failure(spec: Spec, where: str, error: BaseException) -> InputError:
-    """What the code of a model or of a library raised, in one line. Raises the error where Ray ends this process."""
-    if hasattr(error, "ray_terminate_msg"):
-        raise error
-    name, said, at = type(error).__name__, str(error).strip().splitlines() or [""], extract_tb(error.__traceback__)[-1]
-    remedy = "; lower batch or --actors.number" if isinstance(error, MemoryError) else ""
-    return InputError(
-        f"the model {spec} failed {where}: {name}: {said[0][:300]} ({Path(at.filename).name}, line {at.lineno}){remedy}"
-    )
+        name, said, at = type(error).__name__, str(error).strip().splitlines(), extract_tb(error.__traceback__)[-1]
+        remedy = "; lower batch or --actors.number" if isinstance(error, MemoryError) else ""
+        why = f"{name}: {said[0][:300] if said else ''} ({Path(at.filename).name}, line {at.lineno}){remedy}"
+        raise InputError(f"the model {spec} failed {where}: {why}") from error
 
 
 def tokens_in(characters: int) -> int:

@@ -28,7 +28,7 @@ from ray_backfill.core.stages import (
     read_json,
     remove_halves,
     write_json,
-)
+)  # fmt: skip
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.folder import left_out_file
 from ray_backfill.data.write import write_parquet

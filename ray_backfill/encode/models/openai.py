@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,6 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.secrets import learn, learn_value
 from ray_backfill.encode.encoder import TEXT, Device, Encoder, ModelKind, tokens_in
 from ray_backfill.encode.spec import Spec
-
-if TYPE_CHECKING:
-    import httpx
-    from tenacity import RetryCallState
 
 _DEFAULT = "https://api.openai.com/v1"
 # Answers after which the same request may succeed.
@@ -93,7 +89,8 @@ class OpenAi:
             rows = self._asked(body)
         except _TooLongError:
             if len(texts) > 1:
-                return np.concatenate([self(half, side) for half in (texts[::2], texts[1::2])])[_unzipped(len(texts))]
+                half = -(-len(texts) // 2)
+                return np.concatenate([self(texts[:half], side), self(texts[half:], side)])
             if len(texts[0]) < _FEWEST_CHARACTERS:
                 raise
             return self([texts[0][: len(texts[0]) // 2]], side)
@@ -145,8 +142,8 @@ class OpenAi:
             raise kind(f"{self._url} refused {self._spec}: {why}; check its name, the key and OPENAI_BASE_URL")
         raise _BusyError(why, _asked_wait(answer.headers.get("Retry-After")))
 
-    async def _sent(self, content: bytes, texts: int) -> "tuple[httpx.Response, bytearray]":
-        """One request: the answer and its body. Redirects are not followed."""
+    async def _sent(self, content: bytes, texts: int) -> tuple[Any, bytearray]:
+        """The httpx.Response to one request, and its body. Redirects are not followed."""
         import httpx
         from anyio import fail_after
 
@@ -186,11 +183,6 @@ def _most_characters(spec: Spec) -> int:
     return 3 * spec.tokens or _MOST_CHARACTERS
 
 
-def _unzipped(number: int) -> Any:
-    """Where each text is, if those at even places come first."""
-    return np.argsort(np.concatenate([np.arange(0, number, 2), np.arange(1, number, 2)]))
-
-
 def _vectors(rows: Any, number: int) -> NDArray[np.float32]:
     """(B, d) vectors in the order of the texts. Raises ValueError unless there is one for each, all of one width."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -225,10 +217,9 @@ def _said(answer: Any) -> str:
     return f"({' '.join(str(answer).split())[:200]})" if answer else ""
 
 
-def _pause(state: "RetryCallState") -> float:
-    """Seconds until the next try."""
-    error = state.outcome and state.outcome.exception()
-    asked_s = float(error.args[1]) if error else 0.0
+def _pause(state: Any) -> float:
+    """Seconds until the next try. state: of tenacity."""
+    _, asked_s = state.outcome.exception().args
     return asked_s or min(_FIRST_WAIT_S * 2 ** (state.attempt_number - 1), _LONGEST_WAIT_S)
 
 
