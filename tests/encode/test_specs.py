@@ -1,5 +1,6 @@
 """The words that name a model, and what each wrong word says."""
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -152,10 +153,11 @@ def test_an_identity_that_cannot_be_known_is_one_line(name: str, says: str) -> N
 
 def test_an_exit_that_ray_asks_for_is_no_failure_of_the_model() -> None:
     """A node that is shut down politely ends its actors by SIGTERM, and others take their work."""
-    from ray._raylet import raise_sys_exit_with_custom_error_message
 
     def stopped(texts: list[str]) -> Any:
-        raise_sys_exit_with_custom_error_message("The process receives a SIGTERM.", exit_code=1)
+        importlib.import_module("ray._raylet").raise_sys_exit_with_custom_error_message(
+            "The process receives a SIGTERM.", exit_code=1
+        )
 
     with pytest.raises(SystemExit):
         model_of(stopped, TEXT).embed(TEXTS, "query")

@@ -330,6 +330,31 @@ def test_a_model_that_dies_is_tried_three_times_and_what_is_finished_stays(
     assert not (out / ".attempts").exists()
 
 
+@pytest.mark.usefixtures("ray_session")
+def test_a_drill_whose_model_dies_ends_in_one_line_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("mortal_drill.py", MORTAL), ("sick-embedding", ""), ("deaths", ""), ("most", "20")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, rows, last in (("c", 100, "horse"), ("q", 10, "cow")):  # only the drill meets the horse
+        texts = [f"{ANIMALS[row % 4]} {row}" for row in range(rows - 1)] + [last]
+        lines = [{"id": f"{name}{row}", "text": text, "label": text.split()[0]} for row, text in enumerate(texts)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    words = ["--old", OLD, "--new", "python:mortal_drill:New", "--texts", str(tmp_path / "c.jsonl")]
+    words += ["--queries", str(tmp_path / "q.jsonl"), "--items.draw-train", "0", "--out", str(tmp_path / "run")]
+    words += ["--live.method", "rm_naive", "--live.shards.number", "1", "--live.traffic.warm-up-s", "0.2"]
+    words += ["--live.traffic.rate-per-s", "20", "--points", "3", "--actors.number", "1"]
+    with pytest.raises(
+        InputError, match=r"^3 processes died at the \d+ items of operation \d+, while each embedded them"
+    ):
+        _main(["drill", *words])
+    assert (tmp_path / "deaths").read_text() == "..."
+    (tmp_path / "sick-embedding").unlink()
+    _main(["drill", *words])
+    assert "0 violations" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "code",
     [

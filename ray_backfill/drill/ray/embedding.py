@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from time import sleep, time
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -104,7 +105,7 @@ def embed_operations(numbers: Sequence[int], job: PartsJob, pacer: ActorHandle) 
         num_gpus=job.actors.gpus if on_gpu else 0,
     )
     for row in finished.iter_rows():
-        yield int(row["number"])
+        yield _number_of(row)
 
 
 def embed_again(number: int, job: PartsJob) -> None:
@@ -113,7 +114,14 @@ def embed_again(number: int, job: PartsJob) -> None:
         job = replace(job, source=replace(job.source, on_gpu=False, lent=0))
     elif isinstance(job.source, FromItems):
         job = replace(job, source=replace(job.source, device=replace(job.source.device, name="cpu")))
-    answer_of(ray.remote(num_cpus=0)(lambda: _Embedder(job, None)({"number": number})).remote())
+    _number_of(answer_of(ray.remote(num_cpus=0)(lambda: _Embedder(job, None)({"number": number})).remote()))
+
+
+def _number_of(row: dict[str, Any]) -> int:
+    """The number of an operation whose file exists. Raises the InputError of its actor."""
+    if row["problem"]:
+        raise InputError(row["problem"])
+    return int(row["number"])
 
 
 class _Embedder:
@@ -131,15 +139,18 @@ class _Embedder:
         else:
             self.embed = _from_items(source, wait) if isinstance(source, FromItems) else _from_images(source, wait)
 
-    def __call__(self, row: dict[str, int]) -> dict[str, int]:
+    def __call__(self, row: dict[str, int]) -> dict[str, Any]:
         operation = self.plan.operations[row["number"]]
         if not part_path(self.job.drill, operation.number).exists():
             models = self.job.old if operation.kind == "rollback" else self.job.new
             what = f"the {len(operation.positions)} items of operation {operation.number}"
-            with attempt(self.job.drill / ATTEMPTS, str(operation.number), what) as mark:
-                mark.write_text(f"embedded them with the model {' and '.join(models)}")
-                write_part(self.job.drill, operation, self.embed(operation.positions, models))
-        return row
+            try:
+                with attempt(self.job.drill / ATTEMPTS, str(operation.number), what) as mark:
+                    mark.write_text(f"embedded them with the model {' and '.join(models)}")
+                    write_part(self.job.drill, operation, self.embed(operation.positions, models))
+            except InputError as error:  # Ray Data would wrap it in a long traceback and lose its type
+                return row | {"problem": str(error)}
+        return row | {"problem": ""}
 
     def _wait(self, items: int) -> None:
         if self.pacer is not None:
