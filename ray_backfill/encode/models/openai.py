@@ -29,9 +29,6 @@ _TOO_LONG = dict.fromkeys((400, 413, 422), "length|token|too (long|large|many)|b
 _TRIES, _FIRST_WAIT_S, _LONGEST_WAIT_S = 8, 0.5, 60.0
 # Seconds from the start of a request to the end of its answer, and bytes of an answer for each text.
 _TIMEOUT_S, _MOST_BYTES = 120.0, 1 << 20
-# A service counts no more tokens than this for a text, besides those of its characters.
-_MOST_TOKENS = 10_000
-_BATCH = 128
 # Characters of a text that are sent: more than the 8,192 tokens that OpenAI's models read.
 _MOST_CHARACTERS, _FEWEST_CHARACTERS = 24_000, 100
 
@@ -47,7 +44,7 @@ class _BusyError(Exception):
 class OpenAi:
     """An endpoint. Requests of one process follow each other."""
 
-    batch, has_prompts = _BATCH, False
+    batch, has_prompts = 128, False
 
     def __init__(self, spec: Spec, device: Device) -> None:
         import httpx
@@ -168,7 +165,7 @@ class OpenAi:
         """Note the tokens that the service has read, and wait as long as they take of the limit."""
         usage, characters = answer.get("usage"), sum(map(len, texts))
         used = usage.get("total_tokens") if isinstance(usage, dict) else None
-        if type(used) is not int or not 0 < used <= 8 * characters + _MOST_TOKENS * len(texts):
+        if type(used) is not int or not 0 < used <= 8 * characters + 10_000 * len(texts):
             used = tokens_in(characters)  # the answer is paid for and holds vectors: it counts
         self.tokens += used
         if self._spec.tpm:
@@ -242,6 +239,6 @@ def _load(spec: Spec, modality: str, device: Device) -> Encoder:
 MODELS = (
     ModelKind(
         "openai", (TEXT,), "openai:MODEL", "Any endpoint of OpenAI's protocol: OPENAI_BASE_URL and OPENAI_API_KEY.",
-        _load, ("rpm", "tpm", "price", "tokens"), "httpx tenacity", reads=_most_characters, batch=_BATCH,
+        _load, ("rpm", "tpm", "price", "tokens"), "httpx tenacity", reads=_most_characters, batch=OpenAi.batch,
     ),
 )  # fmt: skip
