@@ -100,7 +100,7 @@ def drill_models(
         folder = read_folder(before, needed, gallery_needs=("old",))
         to_embed = EncodeRequest(context.out / "items", sources.modality, {"new": specs["new"]})
         if context.overwrite or not (context.out / "live" / "manifest.json").exists():
-            estimate(to_embed, [(split, part) for split, part in to_embed.parts() if split == "gallery"])
+            estimate(to_embed, [(split, part) for split, part in to_embed.parts() if split == "gallery"], number)
         device = Device("cuda" if on_gpu else "cpu", threads_of(actors), number)
         source = FromItems(
             context.out / "items", sources.modality, dict(specs), folder.gallery.stored, device,

@@ -3,7 +3,9 @@
 Shapes: B items, d dimensions.
 """
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import extract_tb
@@ -65,7 +67,7 @@ class ModelKind:
 
     explains: a sentence for the help. options: of its spec, besides dims, prompt, batch and normalise=yes. extra: what
     pip installs for it. reads: of a service that charges for tokens, the characters of a text that are sent, at most.
-    load: loads the model for texts or images; raises InputError.
+    batch: of such a service, the texts of a request. load: loads the model for texts or images; raises InputError.
     """
 
     name: str
@@ -76,6 +78,7 @@ class ModelKind:
     options: tuple[str, ...] = ()
     extra: str = ""
     reads: Callable[[Spec], int] | None = None
+    batch: int = 0
 
 
 @dataclass(eq=False)
@@ -118,7 +121,11 @@ class Model:
         """
 
         def embedded(batch: Any, side: str) -> NDArray[np.float32]:
-            return np.asarray(self.encoder(batch, side), np.float32)
+            given = np.asarray(self.encoder(batch, side))
+            if given.dtype.kind in "cOSUMm":  # of complex numbers numpy would drop the imaginary part
+                raise InputError(f"the model {self.spec} returned values of type {given.dtype}; return real numbers")
+            with np.errstate(over="ignore"):  # infinite values are refused below
+                return np.asarray(given, np.float32)
 
         found = [self._checked(self._called(embedded, batch, side, items), items) for items, batch in batches]
         vectors = np.concatenate(found) if found else np.empty((0, self.dims), np.float32)
@@ -130,20 +137,8 @@ class Model:
         return vectors
 
     def _called(self, step: Callable[[Any, str], Any], given: Any, side: str, items: int) -> Any:
-        try:
+        with failing_in_one_line(self.spec, f"on {items} {self.modality}s"):
             return step(given, side)
-        except (InputError, KeyboardInterrupt, MemoryError):
-            raise
-        except Exception as error:  # of a user's own code or of a library
-            kind, why, at = (
-                type(error).__name__,
-                str(error).strip().splitlines() or [""],
-                extract_tb(error.__traceback__),
-            )
-            where = f"{Path(at[-1].filename).name}, line {at[-1].lineno}"
-            raise InputError(
-                f"the model {self.spec} failed on {items} {self.modality}s: {kind}: {why[0][:300]} ({where})"
-            ) from error
 
     def _checked(self, found: NDArray[np.float32], items: int) -> NDArray[np.float32]:
         """The vectors that a model returned for so many items. Raises InputError for anything else."""
@@ -154,6 +149,8 @@ class Model:
             )
         if found.ndim != 2:
             raise InputError(f"the model {self.spec} returned an array of shape {found.shape}, not ({items}, d)")
+        if not found.shape[1]:
+            raise InputError(f"the model {self.spec} returned vectors of 0 dimensions; return at least one")
         if self.spec.dims > found.shape[1]:
             raise InputError(f"the model {self.spec} has only {found.shape[1]} dimensions; lower dims")
         found = found[:, : self.spec.dims] if self.spec.dims else found
@@ -178,8 +175,28 @@ class Model:
         return np.asarray(found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-30), np.float32)
 
     def identity(self) -> dict[str, Any]:
-        """What determines its vectors."""
-        return self.spec.meaning() | self.encoder.identity()
+        """What determines its vectors, as a manifest's JSON gives it back. Raises InputError if the model fails."""
+        with failing_in_one_line(self.spec, "in identity()"):
+            return dict(json.loads(json.dumps(self.spec.meaning() | self.encoder.identity(), allow_nan=False)))
+
+
+@contextmanager
+def failing_in_one_line(spec: Spec, where: str, but: tuple[type[Exception], ...] = (InputError,)) -> Iterator[None]:
+    """What a user's own code or a library raises in the block, also by ``sys.exit``, becomes an InputError.
+
+    but: errors that stay as they are. So does the exit that Ray asks for when it ends this process.
+    """
+    try:
+        yield
+    except but:
+        raise
+    except (Exception, SystemExit) as error:
+        if hasattr(error, "ray_terminate_msg"):
+            raise
+        name, said, at = type(error).__name__, str(error).strip().splitlines(), extract_tb(error.__traceback__)[-1]
+        remedy = "; lower batch or --actors.number" if isinstance(error, MemoryError) else ""
+        why = f"{name}: {said[0][:300] if said else ''} ({Path(at.filename).name}, line {at.lineno}){remedy}"
+        raise InputError(f"the model {spec} failed {where}: {why}") from error
 
 
 def tokens_in(characters: int) -> int:

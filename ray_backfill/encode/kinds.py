@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.plugins import own_rows, rows_from_outside
 from ray_backfill.encode import models
-from ray_backfill.encode.encoder import TEXT, Device, Model, ModelKind
+from ray_backfill.encode.encoder import TEXT, Device, Model, ModelKind, failing_in_one_line
 from ray_backfill.encode.spec import DTYPES, POOLINGS, SIDES, Spec
 
 # Kinds that we refuse, with the reason.
@@ -97,7 +97,8 @@ def load_model(spec: Spec, modality: str, device: Device) -> Model:
     if modality != TEXT and (spec.prompt or spec.tokens):
         raise InputError(f"{spec}: prompts and tokens are of texts; leave them out for {modality}s")
     try:
-        return Model(spec, modality, kind.load(spec, modality, device))
+        with failing_in_one_line(spec, "while it was loaded", (InputError, ModuleNotFoundError)):
+            return Model(spec, modality, kind.load(spec, modality, device))
     except ModuleNotFoundError as error:
         if not kind.extra or (error.name or "").split(".")[0] not in _modules(kind.extra):
             raise

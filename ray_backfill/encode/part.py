@@ -4,10 +4,12 @@ import errno
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +26,9 @@ from ray_backfill.encode.spec import Spec
 
 # Metadata of a part: JSON list of [id, reason], and tokens by model that a paid service has read for it.
 _BROKEN, TOKENS = b"broken_items", b"tokens"
+
+# Processes that may die at the same items, and the folder, in that of the stage, of what they leave.
+_DEATHS, ATTEMPTS = 3, ".attempts"
 
 # Vectors as plain numbers.
 Rows = list[list[float]]
@@ -97,6 +102,29 @@ def _one_ahead(make: Callable[[Key], Made], keys: Iterable[Key]) -> Iterator[Mad
                 yield waiting.pop(0).result()
         for last in waiting:
             yield last.result()
+
+
+@contextmanager
+def attempt(folder: Path, name: str, what: str) -> Iterator[Path]:
+    """A block in which the process may die. Its mark, which is yielded and says what it did, then stays in ``folder``.
+
+    Ray would start such a process for ever. name: of the items, unique in the folder. what: the same for a message.
+
+    Raises:
+        InputError: Three processes have died at these items.
+    """
+    if len(marks := list(folder.glob(f"{name}.*"))) >= _DEATHS:
+        raise InputError(
+            f"{len(marks)} processes died at {what}, while each {marks[0].read_text()}; mend the model or leave it more"
+            " memory by a lower batch or --actors.number; the same command then continues"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / f"{name}.{uuid4().hex}"
+    mark.write_text("started")
+    try:
+        yield mark
+    finally:
+        mark.unlink(missing_ok=True)
 
 
 def broken_in(part: Path, split: str) -> list[dict[str, str]]:

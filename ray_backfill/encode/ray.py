@@ -7,14 +7,16 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+import pyarrow.parquet as pq
+import ray
 import ray.data
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import task
 from ray_backfill.data.write import write_parquet
-from ray_backfill.encode.encoder import Device, same_model
+from ray_backfill.encode.encoder import Device, Model, same_model
 from ray_backfill.encode.kinds import load_model
-from ray_backfill.encode.part import EncodeRequest, Rows, embed_part
+from ray_backfill.encode.part import ATTEMPTS, EncodeRequest, Rows, attempt, embed_part
 from ray_backfill.workers.session import placed, session
 from ray_backfill.workers.settings import EmbedActors, threads_of
 
@@ -35,8 +37,10 @@ def embed_parts(
     probes: Mapping[str, Rows], actors: EmbedActors,
 ) -> dict[str, Any]:  # fmt: skip
     """Embed the missing parts; returns facts for the manifest. sizes: number of items of every part."""
+    import shutil
     import sys
 
+    shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)  # of an earlier command
     total = sum(sizes.values())
     left = sum(sizes[path] for _, path in missing)
     with session(), task("embed", total, f"{request.modality}s", done=total - left) as bar:
@@ -49,6 +53,7 @@ def embed_parts(
             bar.advance(done["items"])
             first = min(first, done["began"])
         rate = left / max(time() - first, 1e-9)
+    shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
     facts = {"actors": number, "items": left, "items_per_s": round(rate, 1), "start_s": round(first - began, 1)}
     return {"embedding": facts}
 
@@ -71,30 +76,38 @@ def _run(job: _Job, missing: list[tuple[str, Path]], actors: EmbedActors) -> Ite
 
 
 class _Embedder:
-    """One actor: the models stay loaded; each call embeds and writes a part."""
+    """One actor: each call embeds and writes a part. The first call loads the models, which stay: Ray would start a
+    process that dies in its constructor again and again.
+    """
 
     def __init__(self, job: _Job) -> None:
         import sys
 
         sys.path[:0] = [each for each in job.path if each not in sys.path]
-        self._job, self._problem = job, ""
-        try:
-            request = job.request
-            self._models = {n: load_model(spec, request.modality, job.device) for n, spec in request.models.items()}
-            for name, model in self._models.items():
-                if not same_model(model.probes(), job.probes[name]):
-                    raise InputError(f"the {name} model gives other vectors in an actor than here; use one model")
-        except InputError as error:  # Ray would start the actor again and again
-            self._problem = str(error)
+        self._job, self._models = job, dict[str, Model]()
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        began, split, path = time(), row["split"], Path(row["path"])
+        began, split, path, folder = time(), row["split"], Path(row["path"]), Path(self._job.folder)
         try:
-            if self._problem:
-                raise InputError(self._problem)
-            models = {name: self._models[name] for name in self._job.request.models_of(split)}
-            table = embed_part(path, split, models, self._job.device.threads)
-            write_parquet(Path(self._job.folder) / f"{split}.parquet" / path.name, table)
+            if not self._models:
+                self._load(folder / ATTEMPTS)
+            began, models = time(), {name: self._models[name] for name in self._job.request.models_of(split)}
+            ids = pq.read_table(path, columns=["id"])["id"]
+            items = f"{len(ids)} items of the {split}, {ids[0]} to {ids[-1]} ({path.stem})"
+            with attempt(folder / ATTEMPTS, f"{split}-{path.stem}", items) as mark:
+                mark.write_text(f"embedded them with {' and '.join(str(model.spec) for model in models.values())}")
+                table = embed_part(path, split, models, self._job.device.threads)
+                write_parquet(folder / f"{split}.parquet" / path.name, table)
         except InputError as error:  # Ray Data would wrap it in a long traceback and lose its type
             return {"items": 0, "began": began, "problem": str(error)}
         return {"items": len(table), "began": began, "problem": ""}
+
+    def _load(self, marks: Path) -> None:
+        actor, request, models = ray.get_runtime_context().get_actor_id(), self._job.request, dict[str, Model]()
+        with attempt(marks, f"actor-{actor}", "the start") as mark:  # an actor that is started again keeps its name
+            for name, spec in request.models.items():
+                mark.write_text(f"loaded {spec}")
+                models[name] = load_model(spec, request.modality, self._job.device)
+                if not same_model(models[name].probes(), self._job.probes[name]):
+                    raise InputError(f"the {name} model gives other vectors in an actor than here; use one model")
+        self._models = models

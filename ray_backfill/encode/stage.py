@@ -6,8 +6,11 @@ fixed probes are kept in probes.json, and every actor compares its own model wit
 """
 
 import shutil
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,15 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, step, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import open_checked
-from ray_backfill.core.stages import begin_stage, finish_stage, read_json, remove_halves, write_json
+from ray_backfill.core.stages import (
+    OtherSettingsError,
+    begin_stage,
+    finish_stage,
+    look_at_stage,
+    read_json,
+    remove_halves,
+    write_json,
+)  # fmt: skip
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.folder import left_out_file
 from ray_backfill.data.write import write_parquet
@@ -70,14 +81,8 @@ def embed_items(
     """
     actors.require_own_decoders()
     models = _loaded(request) if here is None else here
-    identities, probes = {name: model.identity() for name, model in models.items()}, _probes(models)
-    one, *others = models
-    for other in others:  # two functions may differ in their vectors alone
-        if identities[one] == identities[other] and same_model(np.array(probes[one]), probes[other]):
-            raise InputError("--old and --new are the same model; there is no upgrade")
-    settings = {"modality": request.modality, "models": identities}
-    settings |= {"of_gallery": list(request.of_gallery)} if request.of_gallery else {}
-    key = RunKey("encoded", settings, {"items": items_fingerprint(request.items)})
+    number = 1 if here else actors.number
+    key, announced, probes = _recognised(folder, request, models, overwrite, number)
     is_finished = begin_stage(folder, key, overwrite)
     if changed := _changed(folder, probes):
         if not overwrite:
@@ -93,7 +98,8 @@ def embed_items(
     missing = [(split, path) for split, path in parts if not (folder / f"{split}.parquet" / path.name).exists()]
     sizes = {path: open_checked(path).metadata.num_rows for _, path in parts}
     facts: dict[str, Any] = {}
-    estimate(request, missing)
+    if missing != announced:  # the folder was not what it seemed
+        estimate(request, missing, number)
     if missing and here is not None:
         _embed_here(folder, request, missing, sizes, here)
     elif missing:
@@ -111,6 +117,33 @@ def embed_items(
     facts |= {"tokens": tokens} if (tokens := bill(made, request.models)) else {}
     finish_stage(folder, {"items": total - len(broken), "broken_items": len(broken)} | facts)
     return folder
+
+
+def _recognised(
+    folder: Path, request: EncodeRequest, models: Mapping[str, Model], overwrite: bool, actors: int
+) -> tuple[RunKey, list[tuple[str, Path]], dict[str, Rows]]:
+    """The key of the stage, the parts whose cost was said, which is before anything is paid for, and the probes.
+
+    Raises InputError for a folder of another run, and for two models that are the same.
+    """
+    identities = {name: model.identity() for name, model in models.items()}
+    settings = {"modality": request.modality, "models": identities}
+    settings |= {"of_gallery": list(request.of_gallery)} if request.of_gallery else {}
+    key = RunKey("encoded", settings, {"items": items_fingerprint(request.items)})
+    left = request.parts()
+    try:
+        look_at_stage(folder, key)
+        left = [(split, path) for split, path in left if not (folder / f"{split}.parquet" / path.name).exists()]
+    except OtherSettingsError:
+        if not overwrite:
+            raise
+    estimate(request, left, actors)
+    probes = _probes(models)
+    one, *others = models
+    for other in others:  # two functions may differ in their vectors alone
+        if identities[one] == identities[other] and same_model(np.array(probes[one]), probes[other]):
+            raise InputError("--old and --new are the same model; there is no upgrade")
+    return key, left, probes
 
 
 def _list_broken(folder: Path, parts: list[tuple[str, Path]]) -> list[dict[str, str]]:
@@ -137,7 +170,8 @@ def _embed_here(
     models: Mapping[str, Model],
 ) -> None:  # fmt: skip
     total = sum(sizes.values())
-    with task("embed", total, f"{request.modality}s", done=total - sum(sizes[path] for _, path in missing)) as bar:
+    done, names = total - sum(sizes[path] for _, path in missing), " or ".join(str(m.spec) for m in models.values())
+    with task("embed", total, f"{request.modality}s", done=done) as bar, _named_if_it_dies(names):
         for split, path in missing:
             write_parquet(
                 folder / f"{split}.parquet" / path.name,
@@ -149,13 +183,29 @@ def _embed_here(
 def _loaded(request: EncodeRequest) -> dict[str, Model]:
     found = {}
     for name, spec in request.models.items():
-        with step(f"load the {name} model"):
+        with step(f"load the {name} model"), _named_if_it_dies(str(spec)):
             found[name] = load_model(spec, request.modality, Device())
     return found
 
 
 def _probes(models: Mapping[str, Model]) -> dict[str, Rows]:
-    return {name: [[round(float(x), 6) for x in row] for row in model.probes()] for name, model in models.items()}
+    found = {}
+    for name, model in models.items():
+        with _named_if_it_dies(str(model.spec)):
+            found[name] = [[round(float(x), 6) for x in row] for row in model.probes()]
+    return found
+
+
+@contextmanager
+def _named_if_it_dies(models: str) -> Iterator[None]:
+    """If this process dies in the block, another one names the models on stderr, in one line."""
+    code = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"
+    line = f"error: the model {models} ended this process, or took all memory; mend it and run the same command again"
+    watcher = Popen([sys.executable, "-ISc", code, line], stdin=PIPE, text=True, start_new_session=True)  # no Ctrl-C
+    try:
+        yield
+    finally:
+        watcher.communicate("alive")
 
 
 def _changed(folder: Path, probes: Mapping[str, Rows]) -> str:

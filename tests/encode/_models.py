@@ -1,6 +1,7 @@
 """Small models of the tests, named as python:tests.encode._models:NAME."""
 
 import hashlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -76,3 +77,76 @@ def chokes(texts: list[str]) -> Any:
 
 def ragged(texts: list[str]) -> Any:
     return [[1.0] * (1 + row) for row in range(len(texts))]
+
+
+def no_dimensions(texts: list[str]) -> Any:
+    return np.ones((len(texts), 0))
+
+
+def imaginary(texts: list[str]) -> Any:
+    return np.ones((len(texts), 4)) * 1j
+
+
+def objects(texts: list[str]) -> Any:
+    return [[None, 1.0] for _ in texts]
+
+
+def words(texts: list[str]) -> Any:
+    return [["1.5", "2"] for _ in texts]
+
+
+def returns_none(texts: list[str]) -> Any:
+    return None
+
+
+def days(texts: list[str]) -> Any:
+    return np.zeros((len(texts), 2), "datetime64[D]")
+
+
+def exits(texts: list[str]) -> Any:
+    sys.exit(7)
+
+
+def exits_at_horses(texts: list[str]) -> Any:
+    if any("horse" in text for text in texts):
+        sys.exit(7)
+    return old(texts)
+
+
+def hungry(texts: list[str]) -> Any:
+    raise MemoryError("Unable to allocate 8 EiB")
+
+
+def overflows(texts: list[str]) -> Any:
+    return np.full((len(texts), 2), 1e300)
+
+
+class NoIdentity:
+    """Its identity cannot be asked."""
+
+    def __call__(self, texts: list[str]) -> Any:
+        return old(texts)
+
+    def identity(self) -> Any:
+        raise RuntimeError("nobody knows")
+
+
+class ExitsForIdentity(NoIdentity):
+    def identity(self) -> Any:
+        sys.exit()
+
+
+class OddIdentity(NoIdentity):
+    def identity(self) -> Any:
+        return {1, 2}
+
+
+class NoBatch(NoIdentity):
+    @property
+    def batch(self) -> int:
+        raise RuntimeError("no batch")
+
+
+class HungryAtStart:
+    def __init__(self) -> None:
+        raise MemoryError

@@ -409,8 +409,49 @@ def test_the_estimate_counts_what_is_sent(
     sources = ItemSources("text", str(tmp_path / "a.csv"))
     items = write_items(tmp_path / "items", sources, ItemSettings(draw_queries=2, draw_train=0))
     request = EncodeRequest(items, TEXT, {"new": parse_spec("openai:small#tokens=20")})
-    estimate(request, request.parts())
+    estimate(request, request.parts(), 1)
     assert f"will read 20 texts, about {20 * 60 // 4} tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "actors", "takes"),
+    [
+        ("", 1, "in about 3 requests, hours unknown without rpm= or tpm="),
+        ("&rpm=1", 1, "in about 3 requests, about 3 min 0 s or longer"),
+        ("&batch=5&rpm=1", 1, "in about 10 requests, about 10 min 0 s or longer"),
+        # Each of two actors has half of the limit, and one of them has a part of 6 requests; so has one of three.
+        ("&batch=5&rpm=1", 2, "in about 10 requests, about 12 min 0 s or longer"),
+        ("&batch=5&rpm=1", 9, "in about 10 requests, about 18 min 0 s or longer"),
+        ("&tpm=1", 1, "in about 3 requests, about 12 h 30 min or longer"),
+        ("&rpm=1000&tpm=1", 1, "in about 3 requests, about 12 h 30 min or longer"),
+    ],
+)
+def test_requests_and_hours_are_said_beforehand(
+    endpoint: type[Endpoint], tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, actors: int, takes: str
+) -> None:
+    """50 texts of 15 tokens: two parts of the gallery of 30 and of 10, and ten queries."""
+    for name, rows in (("a", 40), ("q", 10)):
+        text = "".join(f"{name}{row},{'x' * 60}\n" for row in range(rows))
+        (tmp_path / f"{name}.csv").write_text("id,text\n" + text, encoding="utf-8")
+    sources = ItemSources("text", str(tmp_path / "a.csv"), str(tmp_path / "q.csv"))
+    items = write_items(tmp_path / "items", sources, ItemSettings(draw_train=0, part_rows=30))
+    spec = parse_spec(f"openai:small#tokens=20{options}")
+    estimate(EncodeRequest(items, TEXT, {"new": spec}), EncodeRequest(items, TEXT, {"new": spec}).parts(), actors)
+    assert capsys.readouterr().err.endswith(f"will read 50 texts, about 750 tokens, {takes}\n")
+
+
+def test_the_cost_is_said_before_the_first_request(
+    endpoint: type[Endpoint], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n" + "".join(f"{row},a text\n" for row in range(20)), encoding="utf-8")
+    settings = ItemSettings(draw_queries=2, draw_train=0)
+    items = write_items(tmp_path / "items", ItemSources("text", str(tmp_path / "a.csv")), settings)
+    endpoint.plan = [400]
+    with pytest.raises(InputError, match="400 Bad Request"):
+        embed_items(tmp_path / "out", EncodeRequest(items, TEXT, {"new": parse_spec("openai:small")}), EmbedActors())
+    assert "will read 20 texts, about 30 tokens, in about 2 requests" in capsys.readouterr().err
+    assert len(endpoint.asked) == 1
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

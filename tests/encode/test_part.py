@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import os
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from ray_backfill.encode import part
 from ray_backfill.encode.encoder import IMAGE, TEXT, Device
 from ray_backfill.encode.kinds import load_model, parse_spec
 from ray_backfill.encode.models.python import model_of
-from ray_backfill.encode.part import broken_in, contents_of, embed_part
+from ray_backfill.encode.part import attempt, broken_in, contents_of, embed_part
 from tests.encode import _models
 
 
@@ -107,3 +108,23 @@ def test_the_item_without_a_finite_vector_is_named(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "in.parquet")
     with pytest.raises(InputError, match="not finite for item i2; fix the model, or leave that item out"):
         embed_part(tmp_path / "in.parquet", "gallery", {"old": model_of(sometimes, TEXT)})
+
+
+def test_the_third_death_at_the_same_items_is_the_last(tmp_path: Path) -> None:
+    def dies(name: str) -> int:
+        if (child := os.fork()) == 0:
+            with attempt(tmp_path / "marks", name, f"items {name}") as mark:
+                mark.write_text("loaded python:m:new")
+                os._exit(3)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    for _ in range(2):
+        with attempt(tmp_path / "marks", "a", "items a"):  # a success in between is another process
+            assert dies("a") == dies("b") == 3
+    assert dies("a") == 3
+    with pytest.raises(InputError, match="3 processes died at items a, while each loaded python:m:new; mend the model"):
+        attempt(tmp_path / "marks", "a", "items a").__enter__()
+    for error in (SystemExit, KeyboardInterrupt, InputError):
+        with pytest.raises(error), attempt(tmp_path / "marks", "b", "items b"):
+            raise error
+    assert len(list((tmp_path / "marks").glob("b.*"))) == 2, "who can say why is not dead"

@@ -1,5 +1,6 @@
 """The words that name a model, and what each wrong word says."""
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,17 @@ def test_the_identity_is_that_of_the_code_and_the_options() -> None:
         ("hf:nobody/nothing", "cannot be loaded"),
         ("sentence-transformers:x#pooling=cls", "sentence-transformers: models have no option pooling=cls"),
         (HERE + "old#normalise=no", "python: models have no option normalise=no"),
+        (HERE + "no_dimensions", "returned vectors of 0 dimensions"),
+        (HERE + "imaginary", "returned values of type complex128; return real numbers"),
+        (HERE + "objects", "returned values of type object"),
+        (HERE + "words", "returned values of type <U3"),
+        (HERE + "returns_none", "returned values of type object"),
+        (HERE + "days", "returned values of type datetime64"),
+        (HERE + "exits", r"exits failed on 4 texts: SystemExit: 7 \(_models.py, line \d+\)"),
+        (HERE + "hungry", r"MemoryError: Unable to allocate 8 EiB \(.*\); lower batch or --actors.number"),
+        (HERE + "overflows", "a vector that is not finite for text 1 of 4"),
+        (HERE + "NoBatch", r"failed while it was loaded: RuntimeError: no batch"),
+        (HERE + "HungryAtStart", r"HungryAtStart\(\) failed: MemoryError"),
     ],
 )
 def test_a_model_that_cannot_serve_is_refused_in_one_line(
@@ -123,6 +135,32 @@ def test_a_model_that_cannot_serve_is_refused_in_one_line(
     with pytest.raises(InputError, match=says) as error:
         load(name).embed(TEXTS, "query")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("NoIdentity", r"NoIdentity failed in identity\(\): RuntimeError: nobody knows \(_models.py"),
+        ("ExitsForIdentity", r"failed in identity\(\): SystemExit: "),
+        ("OddIdentity", r"failed in identity\(\): TypeError: .*set is not JSON"),
+    ],
+)
+def test_an_identity_that_cannot_be_known_is_one_line(name: str, says: str) -> None:
+    with pytest.raises(InputError, match=says) as error:
+        load(HERE + name).identity()
+    assert "\n" not in str(error.value)
+
+
+def test_an_exit_that_ray_asks_for_is_no_failure_of_the_model() -> None:
+    """A node that is shut down politely ends its actors by SIGTERM, and others take their work."""
+
+    def stopped(texts: list[str]) -> Any:
+        importlib.import_module("ray._raylet").raise_sys_exit_with_custom_error_message(
+            "The process receives a SIGTERM.", exit_code=1
+        )
+
+    with pytest.raises(SystemExit):
+        model_of(stopped, TEXT).embed(TEXTS, "query")
 
 
 def test_words_can_be_read_again() -> None:

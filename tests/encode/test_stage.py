@@ -1,6 +1,9 @@
 """Embedding on real Ray actors: the models' own vectors, no part done twice, and one command to a report."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -94,7 +97,10 @@ def test_another_model_is_refused(tmp_path: Path, items: Path) -> None:
         embed_items(tmp_path / "g", request(items, new="python:tests.encode._models:fails"), EmbedActors())
     with pytest.raises(InputError, match=r"failed on .* texts: ValueError: not this one"):
         embed_items(tmp_path / "h", request(items, new="python:tests.encode._models:chokes"), EmbedActors())
-    _wait_until(lambda: not list((tmp_path / "h").glob("*/.*.tmp")))  # the other actors finish their parts
+    with pytest.raises(InputError, match=r"exits_at_horses failed on .* texts: SystemExit: 7 \(_models.py, line"):
+        embed_items(tmp_path / "i", request(items, new="python:tests.encode._models:exits_at_horses"), EmbedActors())
+    # The other actors finish their parts.
+    _wait_until(lambda: not [*(tmp_path / "h").glob("*/.*.tmp"), *(tmp_path / "i").glob("*/.*.tmp")])
 
 
 def _wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
@@ -249,3 +255,121 @@ def test_an_actor_with_another_model_does_not_serve(tmp_path: Path, items: Path)
     )
     with pytest.raises(InputError, match="the new model gives other vectors in an actor than here"):
         _from_items(source, lambda _: None)(np.arange(3), ("new",))
+
+
+MORTAL = """
+import os
+from pathlib import Path
+import ray
+from tests.encode._models import old
+
+HERE = Path(__file__).parent
+
+
+def dies_in(step):
+    # Not in the process of the test, and at the tenth time no more, so that no test waits for ever.
+    deaths = HERE / "deaths"
+    is_actor = ray.is_initialized() and ray.get_runtime_context().get_actor_id()
+    if is_actor and (HERE / f"sick-{step}").exists() and os.stat(deaths).st_size < int((HERE / "most").read_text()):
+        with deaths.open("a") as file:
+            file.write(".")
+        os._exit(3)
+
+
+class New:
+    def __init__(self):
+        dies_in("loading")
+
+    def __call__(self, texts):
+        if any("horse" in text for text in texts):
+            dies_in("embedding")
+        return old(texts)[:, :8]
+"""
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize(
+    ("step", "while_each"),
+    [
+        ("loading", "the start, while each loaded {}"),
+        (
+            "embedding",
+            r"20 items of the gallery, i20 to i39 \(part-000001\), while each embedded them with "
+            "python:tests.encode._models:old and {}",
+        ),
+    ],
+)
+def test_a_model_that_dies_is_tried_three_times_and_what_is_finished_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, while_each: str
+) -> None:
+    module = f"mortal_{step}"
+    for name, text in ((f"{module}.py", MORTAL), (f"sick-{step}", ""), ("deaths", ""), ("most", "10")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = [{"id": f"i{row:02}", "text": f"{ANIMALS[row % 4]} {row}"} for row in range(60)]
+    rows[27]["text"] = "horse"  # in the second of three parts
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (tmp_path / "q.jsonl").write_text(json.dumps({"id": "q", "text": "cow"}) + "\n", encoding="utf-8")
+    sources = ItemSources("text", str(tmp_path / "c.jsonl"), str(tmp_path / "q.jsonl"))
+    items = write_items(tmp_path / "items", sources, ItemSettings(draw_train=0, part_rows=20))
+    new, out = f"python:{module}:New", tmp_path / "e"
+    says = f"3 processes died at {while_each.format(new)}; mend the model"
+    with pytest.raises(InputError, match=says) as error:
+        embed_items(out, request(items, new=new), EmbedActors(number=1))
+    assert "\n" not in str(error.value)
+    assert (tmp_path / "deaths").read_text() == "..."
+    finished = {part: part.stat().st_mtime_ns for part in out.glob("*/part-*.parquet")}
+    assert (out / "gallery.parquet" / "part-000001.parquet") not in finished
+    # It counts anew, and survives two deaths; a node that is lost is one.
+    (tmp_path / "most").write_text("5")
+    embed_items(out, request(items, new=new), EmbedActors(number=1))
+    assert (tmp_path / "deaths").read_text() == "....."
+    assert {part: part.stat().st_mtime_ns for part in finished} == finished
+    gallery = read_folder(out).gallery
+    np.testing.assert_array_equal(gallery.new, _models.old(gallery.column("text").to_pylist())[:, :8])
+    assert not (out / ".attempts").exists()
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_drill_whose_model_dies_ends_in_one_line_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("mortal_drill.py", MORTAL), ("sick-embedding", ""), ("deaths", ""), ("most", "20")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, rows, last in (("c", 100, "horse"), ("q", 10, "cow")):  # only the drill meets the horse
+        texts = [f"{ANIMALS[row % 4]} {row}" for row in range(rows - 1)] + [last]
+        lines = [{"id": f"{name}{row}", "text": text, "label": text.split()[0]} for row, text in enumerate(texts)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    words = ["--old", OLD, "--new", "python:mortal_drill:New", "--texts", str(tmp_path / "c.jsonl")]
+    words += ["--queries", str(tmp_path / "q.jsonl"), "--items.draw-train", "0", "--out", str(tmp_path / "run")]
+    words += ["--live.method", "rm_naive", "--live.shards.number", "1", "--live.traffic.warm-up-s", "0.2"]
+    words += ["--live.traffic.rate-per-s", "20", "--points", "3", "--actors.number", "1"]
+    with pytest.raises(
+        InputError, match=r"^3 processes died at the \d+ items of operation \d+, while each embedded them"
+    ):
+        _main(["drill", *words])
+    assert (tmp_path / "deaths").read_text() == "..."
+    (tmp_path / "sick-embedding").unlink()
+    _main(["drill", *words])
+    assert "0 violations" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nos._exit(3)",
+        "def new(texts):\n    import os\n    os._exit(3)",
+        "def new(texts):\n    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)",
+    ],
+)
+def test_a_model_that_ends_the_command_is_named(tmp_path: Path, code: str) -> None:
+    """Before any actor starts, the command loads the models and embeds five texts."""
+    (tmp_path / "mortal.py").write_text(code)
+    words = ["--old", OLD, "--new", "python:mortal:new", "--texts", corpus(tmp_path / "c.jsonl"), "--out", "out"]
+    command = [sys.executable, "-m", "ray_backfill", "embed", *words]
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode in (3, -9)
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line]
+    assert line.startswith("error: the model python:mortal:new ended this process, or took all memory; mend it")

@@ -8,6 +8,7 @@ failures of actors and of files.
 import logging
 import os
 import queue
+import shutil
 import sys
 import threading
 from collections import Counter
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from time import sleep, time
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -35,7 +37,7 @@ from ray_backfill.drill.settings import ThrottleSettings
 from ray_backfill.drill.throttle import TokenBucket
 from ray_backfill.encode.encoder import Model, same_model
 from ray_backfill.encode.kinds import load_model
-from ray_backfill.encode.part import contents_of
+from ray_backfill.encode.part import ATTEMPTS, attempt, contents_of
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.images.reading import read_ahead
 from ray_backfill.workers.decoders import source_for
@@ -103,7 +105,7 @@ def embed_operations(numbers: Sequence[int], job: PartsJob, pacer: ActorHandle) 
         num_gpus=job.actors.gpus if on_gpu else 0,
     )
     for row in finished.iter_rows():
-        yield int(row["number"])
+        yield _number_of(row)
 
 
 def embed_again(number: int, job: PartsJob) -> None:
@@ -112,7 +114,14 @@ def embed_again(number: int, job: PartsJob) -> None:
         job = replace(job, source=replace(job.source, on_gpu=False, lent=0))
     elif isinstance(job.source, FromItems):
         job = replace(job, source=replace(job.source, device=replace(job.source.device, name="cpu")))
-    answer_of(ray.remote(num_cpus=0)(lambda: _Embedder(job, None)({"number": number})).remote())
+    _number_of(answer_of(ray.remote(num_cpus=0)(lambda: _Embedder(job, None)({"number": number})).remote()))
+
+
+def _number_of(row: dict[str, Any]) -> int:
+    """The number of an operation whose file exists. Raises the InputError of its actor."""
+    if row["problem"]:
+        raise InputError(row["problem"])
+    return int(row["number"])
 
 
 class _Embedder:
@@ -130,12 +139,18 @@ class _Embedder:
         else:
             self.embed = _from_items(source, wait) if isinstance(source, FromItems) else _from_images(source, wait)
 
-    def __call__(self, row: dict[str, int]) -> dict[str, int]:
+    def __call__(self, row: dict[str, int]) -> dict[str, Any]:
         operation = self.plan.operations[row["number"]]
         if not part_path(self.job.drill, operation.number).exists():
             models = self.job.old if operation.kind == "rollback" else self.job.new
-            write_part(self.job.drill, operation, self.embed(operation.positions, models))
-        return row
+            what = f"the {len(operation.positions)} items of operation {operation.number}"
+            try:
+                with attempt(self.job.drill / ATTEMPTS, str(operation.number), what) as mark:
+                    mark.write_text(f"embedded them with the model {' and '.join(models)}")
+                    write_part(self.job.drill, operation, self.embed(operation.positions, models))
+            except InputError as error:  # Ray Data would wrap it in a long traceback and lose its type
+                return row | {"problem": str(error)}
+        return row | {"problem": ""}
 
     def _wait(self, items: int) -> None:
         if self.pacer is not None:
@@ -278,6 +293,7 @@ class EmbeddingSupervisor:
     def running(self, plan: DrillPlan) -> Iterator[Arrivals]:
         """Embed the missing operations in the background for the duration of the block."""
         arrivals = Arrivals(self.job.drill)
+        shutil.rmtree(self.job.drill / ATTEMPTS, ignore_errors=True)  # of an earlier command
         missing = [o.number for o in plan.embedded if not part_path(self.job.drill, o.number).exists()]
 
         def run() -> None:
