@@ -24,6 +24,7 @@ from ray_backfill.core.stages import (
     OtherSettingsError,
     begin_stage,
     finish_stage,
+    is_whole,
     look_at_stage,
     read_json,
     remove_halves,
@@ -95,7 +96,7 @@ def embed_items(
         return folder
     write_json(folder / "probes.json", probes)
     parts = request.parts()
-    missing = [(split, path) for split, path in parts if not (folder / f"{split}.parquet" / path.name).exists()]
+    missing = _missing(folder, request)
     sizes = {path: open_checked(path).metadata.num_rows for _, path in parts}
     facts: dict[str, Any] = {}
     if missing != announced:  # the folder was not what it seemed
@@ -133,7 +134,7 @@ def _recognised(
     left = request.parts()
     try:
         look_at_stage(folder, key)
-        left = [(split, path) for split, path in left if not (folder / f"{split}.parquet" / path.name).exists()]
+        left = _missing(folder, request)
     except OtherSettingsError:
         if not overwrite:
             raise
@@ -144,6 +145,10 @@ def _recognised(
         if identities[one] == identities[other] and same_model(np.array(probes[one]), probes[other]):
             raise InputError("--old and --new are the same model; there is no upgrade")
     return key, left, probes
+
+
+def _missing(folder: Path, request: EncodeRequest) -> list[tuple[str, Path]]:
+    return [(split, path) for split, path in request.parts() if not is_whole(folder / f"{split}.parquet" / path.name)]
 
 
 def _list_broken(folder: Path, parts: list[tuple[str, Path]]) -> list[dict[str, str]]:
