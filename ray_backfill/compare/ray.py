@@ -103,9 +103,8 @@ class RemoteShards:
         queries = folder.queries or folder.gallery
         needs = shard_needs(device)
         several = int(needs["CPU"])  # a GPU computes for one block while others' keys are made
-        make = ray.remote(
-            num_cpus=several, num_gpus=needs.get("GPU", 0), max_concurrency=several, concurrency_groups={"progress": 1}
-        )(actor or ShardActor)  # fmt: skip
+        several_at_once = {"max_concurrency": several, "concurrency_groups": {"progress": 1}}
+        make = ray.remote(num_cpus=several, num_gpus=needs.get("GPU", 0), **several_at_once)(actor or ShardActor)
         models = folder.models if stand_in is None else ("old",)
         self.actors = [
             make.remote(
@@ -116,7 +115,7 @@ class RemoteShards:
             for first, last in pairwise(self.edges)
         ]  # fmt: skip
         self.together = Actors(self.actors, "gallery shard", needs, "--shards")
-        self.bar: Task | None = None  # while they compare
+        self.bar: Task | None = None  # of what they compare
 
     def read(self) -> None:
         """Start every shard, and read its vectors."""
@@ -150,7 +149,6 @@ class RemoteShards:
         self.answers([actor.serve.remote(sent) for actor in self.actors])
         with comparisons_bar(prepared, show=True) as self.bar:
             yield
-        self.bar = None
 
     def positive_keys(self, block: Block) -> list[KeyArray]:
         return self._ask("positive_keys", block)

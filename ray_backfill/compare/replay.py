@@ -127,7 +127,7 @@ def judge(curves: Sequence[Curve], step: int) -> Replayed:
     curve = mean_curve(curves)
     values = {metric: curve.values(metric) for metric in curve.per_query}
     draws, falls = {}, {}
-    for metric, values_QJ in curve.per_query.items():
+    for metric, values_QJ in track(curve.per_query.items(), "bootstrap", "metrics"):
         means = stats.bootstrap_means(values_QJ, curve.weights)
         fall = stats.largest_fall(values[metric])
         limits = stats.fall_limits(means, values[metric])

@@ -70,10 +70,7 @@ class Kernel:
 
 
 class Compilation:
-    """Listens to numba, and says what it compiles in a row below what is shown. What is read from disk has no row.
-
-    One thread compiles at a time. depth: of kernels that others call, within the time of these.
-    """
+    """Listens to numba: a row below what is shown says that one thread compiles. depth: of kernels that others call."""
 
     title, depth, _spent_s = "compile loops, once after an installation", 0, 0.0
 

@@ -101,10 +101,7 @@ class _Mirrors:
             self._own.note(self._left(jobs))
 
     def _left(self, jobs: Mapping[str, State]) -> str:
-        """How long all jobs take from now, by the steps of those that run: others take as long as these on average.
-
-        Jobs side by side slow each other down, which is part of what is measured.
-        """
+        """How long all jobs take, by the steps of those that run side by side now: the others take as long as these."""
         now_s, left_s = time.monotonic(), []
         for sender, job in jobs.items():
             began_s, before = self._began.setdefault(sender, (now_s, job.done))
