@@ -20,7 +20,7 @@ from ray_backfill.compare.replay import distinct_systems
 from ray_backfill.compare.resolve import Comparison, find_left_out
 from ray_backfill.compare.tables import LeftOut
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import duration, say, task
+from ray_backfill.core.progress import say, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json
 from ray_backfill.data.division import FEWEST
@@ -30,7 +30,6 @@ from ray_backfill.engine.orders import GalleryColumns, make_order
 from ray_backfill.engine.replay import Curve, Served, replay_pairs
 from ray_backfill.learn.methods import Method, find_methods, models_of
 from ray_backfill.learn.training.fit import (
-    FLOPS_PER_S,
     TrainSet,
     Tuned,
     Values,
@@ -241,13 +240,12 @@ def fit_stage(
 
 
 def _sized(method: Method, settings: FitSettings, data: TrainSet, distance: str) -> FitSettings:
-    """The settings with a number of epochs, and a line that says how long that takes, if it was left open."""
+    """The settings with a number of epochs, and a line that says it, if it was left open."""
     assert method.fit is not None
     method.fit.check(data, settings, 1)
-    found, cost = sized(method.fit, settings, data, distance)
-    if cost is not None:
-        long = duration(cost.flops / FLOPS_PER_S)
-        say(f"{method.title}: {cost.epochs} epochs of {len(data):,} items, about {long} on one core")
+    found = sized(method.fit, settings, data, distance)
+    if found != settings:
+        say(f"{method.title}: {method.fit.epochs(found)} epochs of {len(data):,} items")
     return found
 
 

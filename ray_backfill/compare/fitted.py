@@ -92,7 +92,7 @@ def fit_map(
     assert method.fit is not None
     method.fit.check(data, settings, 1)
     with one_thread(method.is_trained):
-        settings, _ = sized(method.fit, settings, data, distance)
+        settings = sized(method.fit, settings, data, distance)
         place = import_module("torch").device(device) if device else None
         fit_into(out, method.title, method.fit, data, settings, distance, place)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import ray
@@ -21,6 +21,7 @@ from ray_backfill.compare.fitted import FittedMaps, MapJob
 from ray_backfill.compare.replay import Curves, Serving, Systems, distinct_systems, replay_methods
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.kernels import compilation
 from ray_backfill.core.progress import State, Task, task
 from ray_backfill.data.folder import EmbeddingFolder, StoredSplit
 from ray_backfill.engine.replay import Curve, FirstItems
@@ -45,10 +46,9 @@ from ray_backfill.workers.side_by_side import OfMethod, run_side_by_side
 from ray_backfill.workers.train import run_ddp
 from ray_backfill.workers.waiting import Actors, check_room, living_nodes
 
-T = TypeVar("T")
-
 # Blocks of queries in flight: one in the shards, one being sent, one being measured.
 _BLOCKS = 3
+_REMEDY = "perhaps because it ran out of memory; run the same command with more --shards"
 _Question = Literal["positive_keys", "count", "nearest"]
 
 
@@ -103,7 +103,8 @@ class RemoteShards:
         queries = folder.queries or folder.gallery
         needs = shard_needs(device)
         several = int(needs["CPU"])  # a GPU computes for one block while others' keys are made
-        make = ray.remote(num_cpus=several, num_gpus=needs.get("GPU", 0), max_concurrency=several)(actor or ShardActor)
+        several_at_once = {"max_concurrency": several, "concurrency_groups": {"progress": 1}}
+        make = ray.remote(num_cpus=several, num_gpus=needs.get("GPU", 0), **several_at_once)(actor or ShardActor)
         models = folder.models if stand_in is None else ("old",)
         self.actors = [
             make.remote(
@@ -114,7 +115,7 @@ class RemoteShards:
             for first, last in pairwise(self.edges)
         ]  # fmt: skip
         self.together = Actors(self.actors, "gallery shard", needs, "--shards")
-        self.report: Any = None
+        self.bar: Task | None = None  # of what they compare
 
     def read(self) -> None:
         """Start every shard, and read its vectors."""
@@ -146,18 +147,17 @@ class RemoteShards:
         """Tell the actors what is asked next, and show the progress of it."""
         sent = ray.put(prepared)
         self.answers([actor.serve.remote(sent) for actor in self.actors])
-        with comparisons_bar(prepared, show=True) as report:
-            self.report = lambda queries: report(queries * prepared.passes * self.edges[-1])
+        with comparisons_bar(prepared, show=True) as self.bar:
             yield
 
     def positive_keys(self, block: Block) -> list[KeyArray]:
         return self._ask("positive_keys", block)
 
     def count(self, block: Block, thresholds: list[Thresholds]) -> list[list[Others]]:
-        return self._done(block, self._ask("count", block, thresholds))
+        return self._ask("count", block, thresholds)
 
     def nearest(self, block: Block, k: int) -> list[list[Found]]:
-        return self._done(block, self._ask("nearest", block, k))
+        return self._ask("nearest", block, k)
 
     def cancel(self) -> None:
         """End the actors: left to the garbage collector, they hold CPUs that the next replay waits for."""
@@ -166,22 +166,25 @@ class RemoteShards:
 
     def _ask(self, question: _Question, *arguments: Any) -> list[Any]:
         sent = ray.put(arguments)  # once for all shards
-        return [writable(answer) for answer in self.answers([a.answer.remote(question, sent) for a in self.actors])]
+        found = self.answers([actor.answer.remote(question, sent) for actor in self.actors])
+        self._show_compared()
+        return [writable(answer) for answer in found]
 
     def answers(self, calls: list[Any]) -> list[Any]:
         """What all actors answer. Raises InputError if a shard died."""
         try:
-            return self.together.answers(
-                calls, "perhaps because it ran out of memory; run the same command with more --shards"
-            )
+            return self.together.answers(calls, _REMEDY, self._show_compared)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, InputError):
                 raise InputError(f"in a gallery shard: {error.cause}") from None
             raise
 
-    def _done(self, block: Block, answers: list[T]) -> list[T]:
-        self.report(len(block))
-        return answers
+    def _show_compared(self, waited_s: float = 0) -> None:
+        """Show how far the shards are: a block can take minutes."""
+        if self.bar is not None:
+            found = self.together.answers([actor.compared.remote() for actor in self.actors], _REMEDY)
+            self.bar.advance(sum(compared for compared, _ in found))
+            self.bar.note(compilation.title if any(compiles for _, compiles in found) else "")
 
 
 class _Rows(NamedTuple):
@@ -207,6 +210,7 @@ class ShardActor:
         self.embeddings: Embeddings | None = None
         self.systems: list[RetrievalSystem] = []
         self.shard: GalleryShard | None = None
+        self.bar, self.told = Task(State("detail", "compare")), 0
 
     def read(self) -> None:
         """Read all queries and the shard's rows of the gallery."""
@@ -229,8 +233,15 @@ class ShardActor:
             make_forms(self.systems, prepared, self.distance),
             self.first,
             writable(prepared),
-            torch_device=self.torch_device,
+            self.bar.advance,
+            self.torch_device,
         )
+
+    @ray.method(concurrency_group="progress")  # type: ignore[untyped-decorator]
+    def compared(self) -> tuple[int, bool]:
+        """How many pairs it has compared since the last call, and whether it compiles loops. Answered at once."""
+        before, self.told = self.told, self.bar.done
+        return self.told - before, compilation.depth > 0
 
     def answer(self, question: _Question, arguments: tuple[Any, ...]) -> Any:
         return getattr(self.shard, question)(*writable(arguments))

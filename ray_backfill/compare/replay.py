@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ray_backfill.compare.orders import BackfillOrders
 from ray_backfill.compare.resolve import Comparison, System
 from ray_backfill.compare.tables import NEW, NEW_EMBEDDINGS, OLD
-from ray_backfill.core.progress import step, task
+from ray_backfill.core.progress import step, task, track
 from ray_backfill.engine import statistics as stats
 from ray_backfill.engine.merges import RAW
 from ray_backfill.engine.metrics import parse_metric
@@ -127,7 +127,7 @@ def judge(curves: Sequence[Curve], step: int) -> Replayed:
     curve = mean_curve(curves)
     values = {metric: curve.values(metric) for metric in curve.per_query}
     draws, falls = {}, {}
-    for metric, values_QJ in curve.per_query.items():
+    for metric, values_QJ in track(curve.per_query.items(), "bootstrap", "metrics"):
         means = stats.bootstrap_means(values_QJ, curve.weights)
         fall = stats.largest_fall(values[metric])
         limits = stats.fall_limits(means, values[metric])
@@ -295,10 +295,14 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
                         keys.append((method.name, name))
                 for together in _apart(served, comparison.evaluation.metrics):
                     found = serving.replay([served[i] for i in together])
-                    for i, of_orders in zip(together, found, strict=True):
-                        for order, found_P in by_order(of_orders).items():
-                            judged = judge(found_P, comparison.evaluation.step)
-                            curves[keys[i][0], order, keys[i][1]] = replace(judged, merge=served[i].merge.name)
+                    to_judge = [
+                        (i, order, found_P)
+                        for i, of_orders in zip(together, found, strict=True)
+                        for order, found_P in by_order(of_orders).items()
+                    ]
+                    for i, order, found_P in track(to_judge, "judge", "curves"):
+                        judged = judge(found_P, comparison.evaluation.step)
+                        curves[keys[i][0], order, keys[i][1]] = replace(judged, merge=served[i].merge.name)
                 for pair, (of_method, of_merge) in zip(served, keys, strict=True):
                     leads = of_merge == leading_merge(merge for name, merge in keys if name == of_method)
                     if leads and of_method not in references and not pair.recalls and not pair.merge.by_rank:

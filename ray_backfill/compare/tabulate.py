@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ray_backfill.compare import tables as spine
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.replay import Curves, FallFound, Key, Replayed, leading_merge
-from ray_backfill.core.progress import task
+from ray_backfill.core.progress import task, track
 from ray_backfill.core.schema import NO, UNDECIDED, YES, block, frame
 from ray_backfill.data.truth import parse_truth
 from ray_backfill.engine import statistics as stats
@@ -43,7 +43,7 @@ def tabulate(methods: Sequence[Method], curves: Curves, evaluation: Evaluation) 
         titles = {key: _title(by_name[key[0]], key[2], found.merge) for key, found in curves.items()}
         summary = [
             summary_row(titles[key], key, metric, curves, areas, evaluation.margin, has_gain)
-            for key in curves
+            for key in track(curves, "summary", "curves")
             for metric in metrics
         ]
         return {

@@ -27,7 +27,7 @@ from ray_backfill.compare.tables import SPINE, Manifest, ScoredQuery
 from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.printable import printable_in
-from ray_backfill.core.progress import task
+from ray_backfill.core.progress import task, track
 from ray_backfill.core.runkey import RunKey, first_difference
 from ray_backfill.core.schema import block, frame, write_table
 from ray_backfill.core.secrets import cleaned
@@ -272,7 +272,7 @@ def _analysed(
         manifest,
     )
     found: dict[str, dict[str, pd.DataFrame]] = {}
-    for analysis in all_analyses():
+    for analysis in track(all_analyses(), "analyse", "tables"):
         found[analysis.name] = analysis.computed(comparison, curves, so_far)
         made = {name: (analysis.tables[name], table) for name, table in found[analysis.name].items()}
         so_far = replace(so_far, tables=so_far.tables.with_further(made))

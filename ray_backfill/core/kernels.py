@@ -10,7 +10,9 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache, cached_property, update_wrapper
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -18,6 +20,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import platformdirs
 from numpy.typing import NDArray
+
+from ray_backfill.core.progress import detail, is_shown
 
 Array = NDArray[Any]
 
@@ -55,6 +59,7 @@ class Kernel:
         """numba's function, without the interpreter's lock; it compiles for each combination of argument types."""
         import numba
 
+        _listen()
         before, numba.config.CACHE_LOCATOR_CLASSES = numba.config.CACHE_LOCATOR_CLASSES, f"{__name__}.KernelCache"
         try:
             return numba.njit(nogil=True, cache=True, error_model="numpy")(self._function)
@@ -62,6 +67,35 @@ class Kernel:
             return numba.njit(nogil=True, error_model="numpy")(self._function)
         finally:
             numba.config.CACHE_LOCATOR_CLASSES = before
+
+
+class Compilation:
+    """Listens to numba: a row below what is shown says that one thread compiles. depth: of kernels that others call."""
+
+    title, depth, _spent_s = "compile loops, once after an installation", 0, 0.0
+
+    def notify(self, event: Any) -> None:
+        self.depth += 1 if event.is_start else -1
+        if event.is_start and self.depth == 1:
+            self._row, self._began_s = ExitStack(), time.monotonic() - self._spent_s
+            if is_shown():
+                shown = self._row.enter_context(detail(self.title))
+                shown.began_s = self._began_s  # dozens of loops are one step
+                shown.note("20 to 40 s of computing in all")
+        elif event.is_end and not self.depth:
+            self._spent_s = time.monotonic() - self._began_s
+            self._row.close()
+
+
+compilation = Compilation()
+
+
+@cache
+def _listen() -> None:
+    from numba.core import event
+
+    event.Listener.register(Compilation)
+    event.register("numba:compile", compilation)
 
 
 def _put_compiled(names: dict[str, Any]) -> None:

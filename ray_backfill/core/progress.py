@@ -186,6 +186,11 @@ def track(items: Iterable[T], title: str, unit: str = "", total: int | None = No
             running.done = count
 
 
+def is_shown() -> bool:
+    """Whether anything runs that is shown, so that a further row has a place."""
+    return bool(_display.running)
+
+
 def say(line: str) -> None:
     """Print a line on stderr, above the live display if there is one."""
     _display.say(line)
@@ -389,15 +394,15 @@ class _Display:
     def __init__(self) -> None:
         self.make_output: Callable[[], Output] = output_for_stderr
         self._lock = threading.RLock()
-        self._running: list[Task] = []  # outermost first
+        self.running: list[Task] = []  # outermost first
         self._output: Output | None = None
         self._ended = threading.Event()
 
     def open(self, state: State, outer: Sequence[Task] | None = None) -> Task:
         """outer: what it is a part of; None: everything that runs."""
         with self._lock:
-            opened = Task(state, self._running if outer is None else outer)
-            self._running.append(opened)
+            opened = Task(state, self.running if outer is None else outer)
+            self.running.append(opened)
             if self._output is None:
                 self._output, self._ended = self.make_output(), threading.Event()
                 threading.Thread(target=self._keep_showing, args=(self._output, self._ended), daemon=True).start()
@@ -406,9 +411,9 @@ class _Display:
     def close(self, closed: Task, is_finished: bool) -> None:
         with self._lock:
             assert self._output is not None
-            self._running.remove(closed)
-            self._output.end(closed, closed.end() if is_finished else "", self._running)
-            if not self._running:
+            self.running.remove(closed)
+            self._output.end(closed, closed.end() if is_finished else "", self.running)
+            if not self.running:
                 self._ended.set()
                 self._output.close()
                 self._output = None
@@ -424,7 +429,7 @@ class _Display:
         while not ended.wait(output.pause_s):
             with self._lock:
                 if not ended.is_set():
-                    output.beat(self._running)
+                    output.beat(self.running)
 
 
 @contextmanager

@@ -247,7 +247,7 @@ def bootstrap_means(
     """
     if len(values_QT) < 2:
         return np.full((draws, values_QT.shape[1]), np.nan)
-    counts = resamples(len(values_QT), seed, draws)
+    counts, values_QT = resamples(len(values_QT), seed, draws), np.ascontiguousarray(values_QT)  # copied once at most
     means = np.empty((draws, values_QT.shape[1]))
     for first in range(0, draws, _DRAWS_AT_ONCE):
         part = slice(first, first + _DRAWS_AT_ONCE)

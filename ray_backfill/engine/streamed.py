@@ -124,8 +124,8 @@ def replay_pairs_streamed(
     prepared = replace(prepared, nearest=max(cuts))
     threads = threads or usable_cpus()
     blocks = [Block.of(truth, prepared.scored[rows]) for rows in split_queries(prepared, truth, threads)]
-    with comparisons_bar(prepared, progress) as report, threadpool_limits(1, user_api="blas"):
-        found = _search(_ahead(_shards(queries, gallery, prepared, truth, distance, report)), blocks, threads)
+    with comparisons_bar(prepared, progress) as bar, threadpool_limits(1, user_api="blas"):
+        found = _search(_ahead(_shards(queries, gallery, prepared, truth, distance, bar.advance)), blocks, threads)
     return measure_prepared(prepared, truth, _Kept(blocks, found), threads)
 
 

@@ -5,15 +5,17 @@ the driver polls. Ray's own log forwarding would add every other line that they 
 """
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 
 import ray
 from ray.actor import ActorHandle
 
-from ray_backfill.core.progress import Mirror, State, Task, relay
+from ray_backfill.core.progress import Mirror, State, Task, duration, relay
 from ray_backfill.workers.waiting import answer_within
 
 # Polling interval of the driver, which is the sending interval of the workers.
@@ -22,6 +24,8 @@ _POLL_S = 0.3
 _PATIENCE_S = 5.0
 # Most senders to show at a time: 64 tasks would fill the screen.
 _MOST_SENDERS = 4
+# The row of a job (``sent_as_row``) while it counts steps, and seconds of these from which its time is estimated.
+_JOB, _MEASURED_S = [("step", "steps")], 3.0
 
 
 @ray.remote(num_cpus=0)
@@ -79,6 +83,8 @@ class _Mirrors:
     def __init__(self, own: Task) -> None:
         self._own = own
         self._of_sender: dict[str, Mirror] = {}
+        # Of each job, when how many steps were first counted, and how long all of them take by those that are done.
+        self._began, self._takes_s = dict[str, tuple[float, int]](), dict[str, float]()
 
     def show(self, states_of: Mapping[str, Sequence[State]]) -> None:
         """Show the first few of those that send, and close the rows of those that have ended."""
@@ -90,6 +96,24 @@ class _Mirrors:
                 self._of_sender[sender] = Mirror(self._own)
             if sender in self._of_sender:
                 self._of_sender[sender].show(states)
+        jobs = {sender: row[0] for sender, row in states_of.items() if [(s.kind, s.unit) for s in row] == _JOB}
+        if jobs or self._began:
+            self._own.note(self._left(jobs))
+
+    def _left(self, jobs: Mapping[str, State]) -> str:
+        """How long all jobs take, by the steps of those that run side by side now: the others take as long as these."""
+        now_s, left_s = time.monotonic(), []
+        for sender, job in jobs.items():
+            began_s, before = self._began.setdefault(sender, (now_s, job.done))
+            if now_s - began_s >= _MEASURED_S and job.total and job.done > before:
+                step_s = (now_s - began_s) / (job.done - before)
+                self._takes_s[sender] = step_s * job.total
+                left_s.append(step_s * (job.total - job.done))
+        if not left_s:
+            return ""
+        others = (self._own.total or 0) - self._own.done - len(left_s)
+        all_s = max(*left_s, (sum(left_s) + others * fmean(self._takes_s.values())) / len(jobs))
+        return f"about {duration(round(all_s))} left, {len(jobs)} at a time"
 
     def close(self, is_finished: bool) -> None:
         """Close all rows."""

@@ -217,13 +217,13 @@ class Actors:
         calls = [actor.__ray_call__.remote(_node) for actor in self.handles]
         self.nodes = self._whole(lambda: answers_of(calls, self._look_for_room), "run the same command again")
 
-    def answers(self, calls: Sequence[Any], remedy: str) -> list[Any]:
-        """What a call of each actor returns. remedy: where an actor died, but not its node.
+    def answers(self, calls: Sequence[Any], remedy: str, look: Look | None = None) -> list[Any]:
+        """What a call of each actor returns. remedy: where an actor died, but not its node. look: see ``answers_of``.
 
         Raises:
             InputError: An actor died.
         """
-        return self._whole(lambda: answers_of(calls), remedy)
+        return self._whole(lambda: answers_of(calls, look), remedy)
 
     def _whole(self, ask: Callable[[], list[Any]], remedy: str) -> list[Any]:
         try:

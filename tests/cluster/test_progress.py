@@ -1,6 +1,7 @@
 """What runs in a worker is shown by the driver."""
 
 import pickle
+import re
 import time
 
 import pytest
@@ -8,7 +9,7 @@ import ray
 from ray.actor import ActorHandle
 
 from ray_backfill.core import progress
-from ray_backfill.core.progress import State, step, task
+from ray_backfill.core.progress import State, Task, step, task
 from ray_backfill.workers.progress import _Mirrors, sent_to, shown_in
 
 
@@ -34,6 +35,29 @@ def test_the_first_worker_is_shown(capsys: pytest.CaptureFixture[str], monkeypat
     assert any("; epoch 1: 12 of 46 steps after " in line for line in (beat, *beats))
     assert end.startswith("train old backbone: 2 epochs in ")
     assert end.endswith(", loss 1.0")
+
+
+def test_the_time_of_trainings_is_measured_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three trainings of 100 steps, two at a time on a clock of our own: 2 s for a step of the first, 1 s of others."""
+    now_s, left = 1000.0, {}
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    own = Task(State("task", "fit maps", 3, "methods"))
+    mirrors = _Mirrors(own)
+    for spent_s in range(200):
+        now_s = 1000.0 + spent_s
+        own.done = spent_s // 100  # the second one takes 100 s, and so does the third, which begins after it
+        steps = {"a": spent_s // 2, "bc"[spent_s // 100]: spent_s % 100}
+        mirrors.show({name: [State("step", name, 100, "steps", done)] for name, done in steps.items()})
+        left[spent_s] = own.text
+    assert left[0] == left[2] == "", "no step is measured yet"
+    for spent_s, text in left.items():
+        if spent_s >= 10:
+            seconds, share = re.fullmatch(r"about (\d+ min \d+|\d+) s left, (\d) at a time", text).groups()  # type: ignore[union-attr]
+            minutes, _, rest = seconds.rpartition(" min ")
+            assert share == "2"
+            assert 0.8 * (200 - spent_s) <= 60 * int(minutes or 0) + int(rest) <= 1.3 * (200 - spent_s) + 2, spent_s
+    mirrors.show({})
+    assert own.text == ""
 
 
 @pytest.mark.usefixtures("ray_session")

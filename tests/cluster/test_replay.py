@@ -19,11 +19,13 @@ from ray_backfill.compare.ray import replay_in_shards
 from ray_backfill.compare.replay import replay_here
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.progress import Task
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.learn.models.apply import save_network
 from ray_backfill.learn.papers.rank_merge import Heads
 from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.workers import waiting
 from ray_backfill.workers.settings import ReplayPlace
 
 
@@ -75,6 +77,33 @@ def test_any_number_of_shards_gives_the_curves_of_one_process(
         for name, values in vars(curve.flips).items():
             np.testing.assert_array_equal(getattr(three[key].flips, name), values)
     assert sum(len(curve.flips.query) for curve in one.values() if curve.flips) > 10
+
+
+def test_a_block_of_few_queries_and_many_items_tells_how_far_it_is(
+    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, n = np.random.default_rng(0), 300_000
+    for name, rows in (("gallery", n), ("queries", 300)):
+        columns = {model: vector_column(rng.normal(size=(rows, 8)).astype(np.float32)) for model in ("old", "new")}
+        write_parquet(
+            tmp_path / f"{name}.parquet", pa.table({"id": np.arange(rows), "label": np.arange(rows) % 5000, **columns})
+        )
+    evaluation = Evaluation(("offline",), ("random",), metrics=("mAP",))
+    comparison = resolve(read_folder(tmp_path), evaluation.named, FitSettings())
+    told: list[int] = []
+
+    def advance(bar: Task, amount: int = 1) -> None:
+        bar.done += amount
+        if bar.title == "compare":
+            told.append(bar.done)
+
+    monkeypatch.setattr(Task, "advance", advance)
+    monkeypatch.setattr(waiting, "_LOOK_S", 0.02)
+    replay_in_shards(comparison, 1)
+    assert max(told) == 300 * n * 2, "both systems, as many pairs as were announced"
+    steps = np.unique([0, *told])
+    assert len(steps) > 5, "a block of all queries is not one step"
+    assert np.diff(steps).max() < 0.5 * max(told)
 
 
 def test_shards_leave_no_actor_behind(ray_session: None, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import ray_backfill as rb
 from ray_backfill.compare import run as runs
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.results import ResultsData
+from ray_backfill.core import progress
+from ray_backfill.core.progress import Task
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
 from ray_backfill.workers.settings import Context
 
@@ -41,6 +43,25 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tables(results: Path) -> dict[str, pd.DataFrame]:
     return {path.stem: pd.read_parquet(path) for path in results.glob("*.parquet")}
+
+
+def test_what_follows_the_comparison_is_counted(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Task] = []
+    ends = progress.Lines.end
+
+    def end(lines: progress.Lines, closed: Task, line: str, running: list[Task]) -> None:
+        opened.append(closed)
+        ends(lines, closed, line, running)
+
+    monkeypatch.setattr(progress.Lines, "end", end)
+    evaluation = Evaluation(methods=("rm_naive", "offline"), orders=("random",), points=3)
+    runs.evaluate_folder(data, evaluation, FITS, Context(tmp_path / "out"))
+    rows = {(row.title, row.total): row.done for row in opened}
+    assert rows["judge", 4] == rows["summary", 4] == 4, "the curves of two methods and two references"
+    ((total, done),) = [(total, done) for (title, total), done in rows.items() if title == "analyse"]
+    assert total == done > 5
+    titles = [row.title for row in opened]
+    assert titles.index("compare") < titles.index("judge") < titles.index("replay"), "a part of it"
 
 
 def test_what_needs_no_training_is_shown_first_and_changes_nothing(data: Path, tmp_path: Path) -> None:

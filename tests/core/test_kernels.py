@@ -38,6 +38,29 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
+def test_compiling_is_a_row_of_its_own_once_after_an_installation(package: Path, tmp_path: Path) -> None:
+    code = f"""
+import sys; sys.path.insert(0, {str(package)!r})
+from ray_backfill.core import progress
+progress.HEARTBEAT_S = progress.LONGEST_HEARTBEAT_S = progress.VISIBLE_S["detail"] = progress.Lines.pause_s = 0.01
+from outer import outer
+with progress.task("replay"):
+    outer(1)
+outer(1.0)  # where nothing is shown, it says nothing
+"""
+
+    def said() -> str:
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kept")}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+        return done.stderr
+
+    first = said()
+    assert "; compile loops, once after an installation: running for " in first
+    *_, last = first.splitlines()
+    assert last.startswith("replay: done in "), "the row has no line of its own"
+    assert "compile loops" not in said(), "compiled code is read"
+
+
 @pytest.mark.full
 def test_a_changed_import_is_compiled_again(package: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"

@@ -13,7 +13,7 @@ Shapes: Q scored queries, N gallery items, T points, O orders, M metrics.
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial, reduce
 from importlib import import_module
@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits
 
 from ray_backfill.core.errors import InputError, check_device_name
-from ray_backfill.core.progress import detail
+from ray_backfill.core.progress import State, Task, detail
 from ray_backfill.engine.distances import ProductForm, check_distance
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.metrics import Rankings, RightAnswers, measure, metric_codes
@@ -168,11 +168,11 @@ def replay_pairs(
     n_threads = threads or default_threads(torch_device)
     parts = 1 if torch_device else count_parts(prepared, len(split_queries(prepared, truth, n_threads)), n_threads)
     with (
-        comparisons_bar(prepared, progress) as report,
+        comparisons_bar(prepared, progress) as bar,
         full_float32(torch_device),
         ThreadPoolExecutor(n_threads) as pool,
     ):
-        shards = split_gallery(make_forms(systems, prepared, distance), parts, prepared, report, torch_device)
+        shards = split_gallery(make_forms(systems, prepared, distance), parts, prepared, bar.advance, torch_device)
         return measure_prepared(prepared, truth, LocalShards(shards, pool), n_threads)
 
 
@@ -316,15 +316,10 @@ def _curves(prepared: Prepared, pair: Pair, measured: _Measured, weights: Weight
     }
 
 
-@contextmanager
-def comparisons_bar(prepared: Prepared, show: bool) -> Iterator[Callable[[int], None]]:
-    """Show progress over all comparisons of queries and items; yield the function that adds."""
-    if not show:
-        yield lambda comparisons: None
-        return
+def comparisons_bar(prepared: Prepared, show: bool) -> AbstractContextManager[Task]:
+    """Counts all comparisons of queries and items; ``show`` them."""
     n_pairs = prepared.passes * len(prepared.scored) * prepared.segments_ON.shape[1]
-    with detail("compare", n_pairs, "pairs") as bar:
-        yield bar.advance
+    return detail("compare", n_pairs, "pairs") if show else nullcontext(Task(State("detail", "compare", n_pairs)))
 
 
 def check_device(device: str) -> None:

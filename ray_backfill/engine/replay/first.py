@@ -72,11 +72,11 @@ def find_first(
     threads = default_threads(torch_device)
     parts = 1 if torch_device else count_parts(prepared, len(split_queries(prepared, truth, threads)), threads)
     with (
-        comparisons_bar(prepared, progress) as report,
+        comparisons_bar(prepared, progress) as bar,
         full_float32(torch_device),
         ThreadPoolExecutor(threads) as pool,
     ):
-        shards = split_gallery(make_forms(systems, prepared, distance), parts, prepared, report, torch_device)
+        shards = split_gallery(make_forms(systems, prepared, distance), parts, prepared, bar.advance, torch_device)
         return first_items(prepared, truth, LocalShards(shards, pool), threads)
 
 

@@ -359,16 +359,15 @@ def one_thread(by_torch: bool = True) -> Iterator[None]:
 
 # Group of settings -> most epochs of a training whose length is left to its size (docs/methods.md).
 _MOST_EPOCHS = {"heads": 50, "transforms": 40}
-# Operations of one core in a second, about, and the time that a training may take on one.
-FLOPS_PER_S, _USUAL_S = 8e10, 120
+# Operations that such a training may take at most, if one epoch takes no more.
+MOST_FLOPS = 9.6e12
 
 
-def sized(fit: Fit, settings: FitSettings, data: TrainSet, distance: str) -> tuple[FitSettings, FitCost | None]:
-    """``by_size`` for these data, and the cost of such a fit if its number of epochs was left open."""
+def sized(fit: Fit, settings: FitSettings, data: TrainSet, distance: str) -> FitSettings:
+    """``by_size`` for these data."""
     dims = {model: vectors.shape[1] for model, vectors in data.vectors.items()}
-    size = dims, len(data), 2 if data.label is None else max(2, len(np.unique(data.label)))
-    found = by_size(fit, settings, *size, distance)
-    return found, None if found == settings else fit.cost(*size, found, distance, 1)
+    n_classes = 2 if data.label is None else max(2, len(np.unique(data.label)))
+    return by_size(fit, settings, dims, len(data), n_classes, distance)
 
 
 def by_size(
@@ -383,7 +382,7 @@ def by_size(
     if not fit.is_trained or not unknown:
         return settings
     most = _with_epochs(settings, {name: _MOST_EPOCHS[name] for name in unknown})
-    share = min(1.0, _USUAL_S * FLOPS_PER_S / fit.cost(dims, n_items, n_classes, most, distance, 1).flops)
+    share = min(1.0, MOST_FLOPS / fit.cost(dims, n_items, n_classes, most, distance, 1).flops)
     return _with_epochs(settings, {name: max(1, int(_MOST_EPOCHS[name] * share)) for name in unknown})
 
 

@@ -162,7 +162,7 @@ class HeadTraining:
     """Training of the heads psi and rho. The paper has lr 1e-4 and tau 1 instead (docs/results/omniglot.md)."""
 
     epochs: int = 50
-    """Number of passes over the train split; 0: as many as take about two minutes on one core, at most 50."""
+    """Number of passes over the train split; 0: as many as 10 trillion operations allow, at most 50."""
     classes: int = 64
     """Classes per batch, over all workers together."""
     items: int = 4
@@ -227,7 +227,7 @@ class TransformTraining:
     """Training of the transformations h of FCT and FastFill, of joint maps, and of MLP adapters."""
 
     epochs: int = 80
-    """Number of passes over the train split; 0: as many as take about two minutes on one core, at most 40."""
+    """Number of passes over the train split; 0: as many as 10 trillion operations allow, at most 40."""
     batch: int = 1024
     """Items per step, over all workers together."""
     lr: float = 5e-4
