@@ -140,9 +140,18 @@ class KernelCache:
         return None
 
     def ensure_cache_path(self) -> None:
-        """Make the folder. Raises OSError if nothing can be written there."""
+        """Make the folder, without files that a power cut has emptied. Raises OSError if nothing can be written there.
+
+        numba would fail at such files in every process, since it takes what is there as whole.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=self._folder).close()
+        for file in self._folder.glob("*.nb[ci]"):
+            with file.open("rb") as opened:
+                begins = opened.read(1) == b"\x80"  # as a pickle does
+                is_whole = begins and opened.seek(-1, os.SEEK_END) and opened.read() == b"."
+            if not is_whole:
+                file.unlink(missing_ok=True)
 
     def get_cache_path(self) -> str:
         """The folder."""

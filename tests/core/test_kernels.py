@@ -81,6 +81,22 @@ def test_a_copy_of_the_package_compiles_nothing(package: Path, tmp_path: Path) -
     assert {path: path.stat().st_mtime_ns for path in kept.rglob("*.nb?")} == compiled
 
 
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize("left", [b"", bytes(400)], ids=["empty", "zeroed"])
+def test_code_that_a_power_cut_has_damaged_is_compiled_again(tmp_path: Path, kind: str, left: bytes) -> None:
+    """numba ended every process with a traceback of pickle until somebody deleted the folder."""
+    words = "import numpy as np; from ray_backfill.core.kernels import sum_of; print(sum_of(np.ones(30)))"
+    environment = dict(os.environ) | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", words], env=environment, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == ("30.0\n", "")
+        files = list(tmp_path.rglob(f"*.{kind}"))
+        assert files
+        assert all(file.stat().st_size > 400 for file in files)
+        for file in files:
+            file.write_bytes(left)
+
+
 def test_without_a_writable_cache_folder_code_is_kept_beside_the_source(package: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert outer_of_1(package, tmp_path / "file" / "kept") == "12"
