@@ -5,6 +5,7 @@ itself, and only numbers come back. An existing file is never made again. In the
 failures of actors and of files.
 """
 
+import asyncio
 import logging
 import os
 import queue
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from time import sleep, time
+from time import monotonic, sleep, time
 from uuid import uuid4
 
 import numpy as np
@@ -49,37 +50,44 @@ _ATTEMPTS = 3
 _ITEMS = 64
 # Seconds between checks of the actors while waiting for embeddings; seconds that the pipeline may take to stop.
 _LOOK_S, _STOP_S = 1.0, 20.0
+# Seconds between two looks whether all actors have started, and after which some of them are enough.
+_POLL_S, _START_S = 0.1, 60.0
 
 Embed = Callable[[IntArray, tuple[str, ...]], Embedded]
 
 
 class Pacer:
-    """An actor that paces all embedding actors, so that together they keep to one rate.
+    """An actor that paces all embedding actors, so that together they keep to one rate. None embeds before it has one.
 
-    It also notes which of them it has let through: more than expected means that some have died. Ray starts it again
-    if it dies, and repeats calls; it then counts from zero.
+    It also notes which of them have started: more than expected means that some have died. Ray starts it again if it
+    dies, and repeats calls; it then counts from zero.
     """
 
     def __init__(self, settings: ThrottleSettings) -> None:
-        self.bucket = TokenBucket(settings.limit, time())
+        self.bucket, self.has_rate = TokenBucket(settings.limit, time()), asyncio.Event()
         self.incarnation, self.pids, self.items = uuid4().hex, dict[str, int](), 0
 
-    def state(self) -> "PacerState":
+    async def state(self) -> "PacerState":
         return PacerState(self.incarnation, self.pids, self.items)
 
-    def reserve(self, items: int, actor: str, pid: int) -> float:
-        """Seconds that this actor waits before it embeds this many items."""
-        self.items += items
+    async def note(self, actor: str, pid: int) -> None:
+        """An actor has started, even if it never embeds anything."""
         self.pids[actor] = pid
+
+    async def reserve(self, items: int) -> float:
+        """Seconds that an actor waits before it embeds this many items."""
+        self.items += items
+        await self.has_rate.wait()
         return self.bucket.reserve(items, time())
 
-    def set_rate(self, items_per_s: float) -> None:
+    async def set_rate(self, items_per_s: float) -> None:
         self.bucket.set_rate(items_per_s, time())
+        self.has_rate.set()
 
 
 @dataclass(frozen=True)
 class PacerState:
-    """pids: of the embedding actors, by a name of each. items: let through. Both by this incarnation."""
+    """pids: of the embedding actors, by a name of each. items: asked for. Both by this incarnation."""
 
     incarnation: str
     pids: dict[str, int]
@@ -123,7 +131,9 @@ class _Embedder:
 
     def __init__(self, job: PartsJob, pacer: ActorHandle | None) -> None:
         os.nice(_NICE if pacer is not None else 0)
-        self.job, self.pacer, self.name, self.plan = job, pacer, uuid4().hex, read_plan(job.drill / "plan")
+        if pacer is not None:
+            answer_of(pacer.note.remote(uuid4().hex, os.getpid()))
+        self.job, self.pacer, self.plan = job, pacer, read_plan(job.drill / "plan")
         source, wait = job.source, self._wait
         if isinstance(source, FromStore):
             self.embed = _from_store(source, wait)
@@ -139,7 +149,7 @@ class _Embedder:
 
     def _wait(self, items: int) -> None:
         if self.pacer is not None:
-            sleep(answer_of(self.pacer.reserve.remote(items, self.name, os.getpid())))
+            sleep(answer_of(self.pacer.reserve.remote(items)))
 
 
 def _from_store(source: FromStore, wait: Callable[[int], None]) -> Embed:
@@ -267,16 +277,17 @@ class EmbeddingSupervisor:
         restarted = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
         self.pacer: ActorHandle = restarted(Pacer).remote(throttle)
         self.paced: PacerState | None = None
-        self.items_before, self.rate = 0, throttle.limit
+        self.items_before = 0
+        self.rate: float | None = None
         self.embedders: set[str] = set()
         self.lock = threading.Lock()
         self.broken: dict[int, IntArray] = {}
         self.made_again: Counter[int] = Counter()
-        self.started = job.actors.number
+        self.started = 0
 
     @contextmanager
     def running(self, plan: DrillPlan) -> Iterator[Arrivals]:
-        """Embed the missing operations in the background for the duration of the block."""
+        """Embed the missing operations in the background for the duration of the block, from ``set_rate`` on."""
         arrivals = Arrivals(self.job.drill)
         missing = [o.number for o in plan.embedded if not part_path(self.job.drill, o.number).exists()]
 
@@ -288,7 +299,8 @@ class EmbeddingSupervisor:
             except BaseException as error:  # the driver raises it
                 arrivals.reports.put(error)
 
-        thread = threading.Thread(target=run, daemon=True)
+        self.started = min(self.job.actors.number, len(missing))
+        self.thread = thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
             yield arrivals
@@ -298,6 +310,19 @@ class EmbeddingSupervisor:
                 logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the failure is intended
             self.close()
             thread.join(_STOP_S)
+
+    def wait_until_started(self, look: Callable[[], None]) -> None:
+        """Returns when all actors have started and one waits for a rate, with its model, or if nothing is missing.
+
+        look: called meanwhile. Actors that other work of the cluster leaves no room are waited for a minute.
+        """
+        until = monotonic() + _START_S
+        while self.thread.is_alive():
+            state = self._state()
+            if state.items and (len(state.pids) >= self.started or monotonic() > until):
+                return
+            look()
+            sleep(_POLL_S)
 
     def note_broken(self, number: int) -> int:
         """Record which items of an operation could not be read; returns their number."""
@@ -342,7 +367,7 @@ class EmbeddingSupervisor:
         return self.items_before + state.items
 
     def set_rate(self, items_per_s: float) -> None:
-        """Set how many items all actors together may embed per second from now on."""
+        """Set how many items all actors together may embed per second from now on. The first rate starts them."""
         self.rate = items_per_s
         answer_of(self.pacer.set_rate.remote(items_per_s))
 
@@ -353,7 +378,8 @@ class EmbeddingSupervisor:
             if self.paced is not None and state.incarnation != self.paced.incarnation:
                 self.items_before += self.paced.items
                 self.tell("pacer restarted", "the embedding actors waited for it")
-                self.set_rate(self.rate)
+                if self.rate is not None:
+                    self.set_rate(self.rate)
             self.paced = state
             self.embedders |= set(state.pids)
             return state

@@ -43,6 +43,11 @@ class TrafficActor:
         self.files, self.is_stopped, self.zero = 0, False, 0.0
         self.failure: Exception | None = None
 
+    async def warm_up(self) -> None:
+        """Ask once, unrecorded: while kernels are loaded and shards connected, an actor answers nothing."""
+        with suppress(UnansweredError):
+            await self.router.search(self.backward[:1], self.forward[:1], self.job.k, self.job.settings.deadline_s)
+
     async def run(self, zero: float, since: float | None = None) -> None:
         """Send until ``stop``; returns when all answers have arrived and all events are on disk.
 
@@ -50,6 +55,7 @@ class TrafficActor:
         schedule. Raises the error of a query that failed other than by its deadline.
         """
         self.zero, settings = zero, self.job.settings
+        await self.warm_up()  # of an incarnation that replaces another one
         started, writer = time.time(), asyncio.create_task(self._write_regularly())
         began, warm_until = since or started, started + settings.warm_up_s
         pending: set[asyncio.Task[None]] = set()
@@ -137,7 +143,8 @@ class Traffic:
         self.running: list[Any] = []
 
     def wait_until_ready(self) -> None:
-        answers_of([actor.__ray_ready__.remote() for actor in self.actors])
+        """Returns when all actors can send at once."""
+        answers_of([actor.warm_up.remote() for actor in self.actors])
 
     def start(self, zero: float) -> None:
         """Start sending, until ``stop``. zero: ``time.time`` when the drill began."""
