@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from time import monotonic, sleep, time
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -59,20 +60,15 @@ Embed = Callable[[IntArray, tuple[str, ...]], Embedded]
 class Pacer:
     """An actor that paces all embedding actors, so that together they keep to one rate. None embeds before it has one.
 
-    It also notes which of them have started: more than expected means that some have died. Ray starts it again if it
-    dies, and repeats calls; it then counts from zero.
+    Ray starts it again if it dies, and repeats calls; it then counts from zero.
     """
 
     def __init__(self, settings: ThrottleSettings) -> None:
         self.bucket, self.has_rate = TokenBucket(settings.limit, time()), asyncio.Event()
-        self.incarnation, self.pids, self.items = uuid4().hex, dict[str, int](), 0
+        self.incarnation, self.items = uuid4().hex, 0
 
     async def state(self) -> "PacerState":
-        return PacerState(self.incarnation, self.pids, self.items)
-
-    async def note(self, actor: str, pid: int) -> None:
-        """An actor has started, even if it never embeds anything."""
-        self.pids[actor] = pid
+        return PacerState(self.incarnation, self.items)
 
     async def reserve(self, items: int) -> float:
         """Seconds that an actor waits before it embeds this many items."""
@@ -87,10 +83,9 @@ class Pacer:
 
 @dataclass(frozen=True)
 class PacerState:
-    """pids: of the embedding actors, by a name of each. items: asked for. Both by this incarnation."""
+    """items: that the actors asked this incarnation for."""
 
     incarnation: str
-    pids: dict[str, int]
     items: int
 
 
@@ -131,8 +126,6 @@ class _Embedder:
 
     def __init__(self, job: PartsJob, pacer: ActorHandle | None) -> None:
         os.nice(_NICE if pacer is not None else 0)
-        if pacer is not None:
-            answer_of(pacer.note.remote(uuid4().hex, os.getpid()))
         self.job, self.pacer, self.plan = job, pacer, read_plan(job.drill / "plan")
         source, wait = job.source, self._wait
         if isinstance(source, FromStore):
@@ -279,11 +272,12 @@ class EmbeddingSupervisor:
         self.paced: PacerState | None = None
         self.items_before = 0
         self.rate: float | None = None
-        self.embedders: set[str] = set()
+        self.earlier, self.deaths = set[str](), 0
+        self.earlier = {actor["ActorID"] for actor in self.actors()}  # of another drill of this process
         self.lock = threading.Lock()
         self.broken: dict[int, IntArray] = {}
         self.made_again: Counter[int] = Counter()
-        self.started = 0
+        self.wanted = 0
 
     @contextmanager
     def running(self, plan: DrillPlan) -> Iterator[Arrivals]:
@@ -299,7 +293,7 @@ class EmbeddingSupervisor:
             except BaseException as error:  # the driver raises it
                 arrivals.reports.put(error)
 
-        self.started = min(self.job.actors.number, len(missing))
+        self.wanted = min(self.job.actors.number, len(missing))
         self.thread = thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
@@ -318,8 +312,8 @@ class EmbeddingSupervisor:
         """
         until = monotonic() + _START_S
         while self.thread.is_alive():
-            state = self._state()
-            if state.items and (len(state.pids) >= self.started or monotonic() > until):
+            started = sum(actor["State"] == "ALIVE" for actor in self.actors())
+            if self._state().items and (started >= self.wanted or monotonic() > until):
                 return
             look()
             sleep(_POLL_S)
@@ -355,11 +349,11 @@ class EmbeddingSupervisor:
                 self.make_again(error)
 
     def look_after(self) -> None:
-        """Report embedding actors and a pacer that were restarted."""
+        """Report embedding actors and a pacer that died."""
         self._state()
-        for _ in range(self.started, len(self.embedders)):
-            self.tell("embedding actor restarted", "Ray Data started another one")
-        self.started = max(self.started, len(self.embedders))
+        before, self.deaths = self.deaths, sum(actor["NumRestarts"] for actor in self.actors())
+        for _ in range(before, self.deaths):
+            self.tell("embedding actor died", "Ray starts it again if it is needed")
 
     def reserved(self) -> int:
         """Number of items that the pacer has let through so far."""
@@ -371,6 +365,13 @@ class EmbeddingSupervisor:
         self.rate = items_per_s
         answer_of(self.pacer.set_rate.remote(items_per_s))
 
+    def actors(self) -> list[dict[str, Any]]:
+        """What Ray knows of the embedding actors, dead ones included; it also counts the restarts of idle ones."""
+        job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+        known = ray._private.state.actors(job_id=job)
+        name = f"MapWorker(Map({_Embedder.__name__}))"
+        return [of for actor, of in known.items() if of["ActorClassName"] == name and actor not in self.earlier]
+
     def _state(self) -> PacerState:
         """The pacer's state. One that was restarted gets the last rate."""
         with self.lock:  # the throttle asks, too
@@ -381,7 +382,6 @@ class EmbeddingSupervisor:
                 if self.rate is not None:
                     self.set_rate(self.rate)
             self.paced = state
-            self.embedders |= set(state.pids)
             return state
 
     def close(self) -> None:
