@@ -342,9 +342,10 @@ def phases(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[PhaseR
         if not (phase in lasting_s or len(of) or items):
             continue
         in_second = of.latency_ms.groupby(of.scheduled_s.astype(int))
-        waits = [in_second.quantile(q).median() if len(of) >= _ENOUGH else math.nan for q in (0.5, 0.99)]
-        queries = [int(of.queries[of.is_answered == is_answered].sum()) for is_answered in (True, False)]
-        rows.append(PhaseRow(phase.value, float(lasting_s.get(phase, 0.0)), len(of), *queries, items, *waits))
+        p50_ms, p99_ms = (in_second.quantile(q).median() if len(of) >= _ENOUGH else math.nan for q in (0.5, 0.99))
+        answered = int(of.queries[of.is_answered].sum())
+        unanswered, seconds = int(of.queries.sum()) - answered, float(lasting_s.get(phase, 0.0))
+        rows.append(PhaseRow(phase.value, seconds, len(of), answered, unanswered, items, p50_ms, p99_ms))
     return rows
 
 

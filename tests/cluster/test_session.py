@@ -27,10 +27,15 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[psutil.Popen]:
     return made
 
 
-def test_it_is_tried_again_and_nothing_is_left_of_what_failed(starts: list[psutil.Popen]) -> None:
-    with pytest.raises(InputError, match="Ray did not start in 3 tries: this machine is too busy"):
+def test_it_is_tried_again_and_nothing_is_left_of_what_failed(
+    starts: list[psutil.Popen], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match="Ray did not start in 5 tries: this machine is too busy"):
         session._start_local()
-    assert len(starts) == 3
+    assert len(starts) == 5
+    assert capfd.readouterr().err.splitlines() == [
+        f"Ray did not start in time, on a machine that may be busy: try {number} of 5" for number in range(2, 6)
+    ]
     assert not any(psutil.pid_exists(process.pid) for process in starts)
 
 

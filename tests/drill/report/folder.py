@@ -155,22 +155,19 @@ def write_timeline(folder: Path, seconds: int, traffic: bool = True, killed_at: 
             )
         )
     write_table(folder / "timeline.parquet", frame(SecondRow, rows))
-    write_table(folder / "phases.parquet", frame(PhaseRow, _phases(rows, traffic)))
+    write_table(folder / "phases.parquet", frame(PhaseRow, _phases(rows)))
 
 
-def _phases(rows: Sequence[SecondRow], traffic: bool) -> list[PhaseRow]:
+def _phases(rows: Sequence[SecondRow]) -> list[PhaseRow]:
     """The phases of a timeline, by whole seconds."""
     of: dict[Phase, list[SecondRow]] = {}
     for row in rows:
         idle = Phase.BEFORE if row.elapsed_s < WARM_S else Phase.AFTER
         phase = Phase.MEASURING if row.is_measuring else Phase.DURING if row.items else idle
         of.setdefault(phase, []).append(row)
-    return [
-        PhaseRow(
-            phase.value, float(len(of[phase])), sum(r.queries for r in of[phase]), sum(r.queries for r in of[phase]), 0,
-            sum(r.items for r in of[phase]), *(
-                float(np.median([getattr(r, name) for r in of[phase]])) if traffic else NAN for name in ("p50_ms", "p99_ms")
-            ),
-        )
-        for phase in Phase if phase in of
-    ]  # fmt: skip
+    found = []
+    for phase in [phase for phase in Phase if phase in of]:
+        queries, items = (sum(getattr(row, name) for row in of[phase]) for name in ("queries", "items"))
+        p50_ms, p99_ms = (float(np.median([getattr(row, name) for row in of[phase]])) for name in ("p50_ms", "p99_ms"))
+        found.append(PhaseRow(phase.value, float(len(of[phase])), queries, queries, 0, items, p50_ms, p99_ms))
+    return found
