@@ -17,7 +17,7 @@ from ray_backfill.core.errors import InputError, Stopped
 from ray_backfill.core.progress import detail, say, step
 from ray_backfill.workers.gpus import check_gpus
 from ray_backfill.workers.settings import EmbedActors, Workers, local_cpus
-from ray_backfill.workers.waiting import Deaths, but_died, living_resources
+from ray_backfill.workers.waiting import Deaths, but_died, check_disk, living_resources
 from ray_backfill.workers.watchdog import kill, rays_notices_as_lines, watched
 
 _OBJECT_STORE_BYTES = 500 << 20
@@ -113,6 +113,7 @@ def _start_local() -> None:
                 )
             return
         except Exception as error:  # of no type of its own
+            check_disk()
             if not any(slow in str(error) for slow in _SLOW):
                 raise
             if number < _STARTS:

@@ -41,7 +41,7 @@ from ray_backfill.encode.part import contents_of
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.images.reading import read_ahead
 from ray_backfill.workers.decoders import source_for
-from ray_backfill.workers.waiting import answer_of
+from ray_backfill.workers.waiting import Look, answer_of
 
 # Niceness of embedding actors, so that other processes of the node go first, above all the shards.
 _NICE = 10
@@ -305,17 +305,17 @@ class EmbeddingSupervisor:
             self.close()
             thread.join(_STOP_S)
 
-    def wait_until_started(self, look: Callable[[], None]) -> None:
+    def wait_until_started(self, look: Look) -> None:
         """Returns when all actors have started and one waits for a rate, with its model, or if nothing is missing.
 
         look: called meanwhile. Actors that other work of the cluster leaves no room are waited for a minute.
         """
-        until = monotonic() + _START_S
+        began = monotonic()
         while self.thread.is_alive():
             started = sum(actor["State"] == "ALIVE" for actor in self.actors())
-            if self._state().items and (started >= self.wanted or monotonic() > until):
+            if self._state().items and (started >= self.wanted or monotonic() - began > _START_S):
                 return
-            look()
+            look(monotonic() - began)
             sleep(_POLL_S)
 
     def note_broken(self, number: int) -> int:
