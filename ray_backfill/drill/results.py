@@ -276,8 +276,8 @@ def phases_at(times_s: NDArray[np.float64], entries: Sequence[JournalEntry]) -> 
     phase = np.where(times_s < first_s, Phase.BEFORE, begun)
     for entry in measured:  # times are rounded, and the write before is not part of it
         phase[(entry.began_s < times_s) & (times_s < entry.elapsed_s)] = Phase.MEASURING
-    for start_s, end_s in _warm_ups(entries):
-        phase[(start_s <= times_s) & (times_s < end_s)] = Phase.WARM_UP
+    for start_s, end_s in _warm_ups(entries):  # a driver's clock begins with the last write before it
+        phase[(start_s < times_s) & (times_s < end_s)] = Phase.WARM_UP
     return phase
 
 

@@ -1,5 +1,6 @@
 """Tables of a live drill: the ones it writes while it runs (plan, answers, events) and the ones its report reads."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -176,6 +177,16 @@ class PhaseRow:
     items: Annotated[int, "items backfilled"]
     p50_ms: Annotated[float, "medians over the phase's seconds of the latency's quantiles; NaN below 100 requests"]
     p99_ms: float
+
+    @property
+    def queries_per_s(self) -> float:
+        """Rate of answered queries; NaN in no time."""
+        return self.queries / self.seconds if self.seconds else math.nan
+
+    @property
+    def items_per_s(self) -> float:
+        """Rate of the backfill; NaN in no time."""
+        return self.items / self.seconds if self.seconds else math.nan
 
 
 @dataclass(frozen=True, order=True)

@@ -73,7 +73,8 @@ def _backfill(driver: "Driver", arrivals: Arrivals, measured: set[int]) -> None:
     plan, done = driver.job.plan, driver.recorder.journal.applied()
     total = sum(len(o.positions) for o in plan.operations if o.kind == "backfill")
     before = sum(len(o.positions) for o in plan.operations[:done] if o.kind == "backfill")
-    driver.start_backfill()
+    driver.embedding.set_rate(driver.job.settings.throttle.limit)  # they begin
+    driver.throttle.start()
     with task("backfill", total, "items", done=before) as bar:
         for checkpoint in plan.checkpoints:
             for operation in plan.operations[done : checkpoint.applied]:
@@ -120,11 +121,6 @@ class Driver:
         if recorder.leg:
             recorder.incident("driver restarted", f"{applied} operations were applied before")
         self.traffic.start(zero)
-
-    def start_backfill(self) -> None:
-        """Let the embedding actors begin."""
-        self.embedding.set_rate(self.job.settings.throttle.limit)
-        self.throttle.start()
 
     def apply(self, operation: Operation) -> None:
         """Apply an operation and all before it on every shard, with retries, and record it."""

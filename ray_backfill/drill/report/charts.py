@@ -175,8 +175,7 @@ def _queries(drill: Drill, points: Points) -> Chart:
 
 
 def _backfill(drill: Drill, points: Points) -> Chart:
-    during = drill.phases.get(Phase.DURING)
-    number = f"{rate(during.items / during.seconds) if during and during.seconds else 0}/s"
+    number = f"{rate(drill.phases[Phase.DURING].items_per_s) if Phase.DURING in drill.phases else 0}/s"
     curves = [_curve(drill, "items", number, ITEMS, points, points["items"].mean())]
     return _chart(drill, "Backfill", "items per second", "", curves, range_of(curves, from_zero=True))
 

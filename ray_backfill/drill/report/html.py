@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ray_backfill.drill.report import charts, sentences
 from ray_backfill.drill.report.drill_folder import Drill
-from ray_backfill.drill.tables import CheckpointRow, IncidentRow, PhaseRow, QualityRow
+from ray_backfill.drill.tables import CheckpointRow, IncidentRow, QualityRow
 from ray_backfill.page.heading import date_of, name_of, recipe_of, top_notes, without_folders
 from ray_backfill.page.numbers import count, duration, megabytes, milliseconds, percent, rate, signed_points
 from ray_backfill.page.parts import bind, data_facts, flatten, page_charts, page_environment
@@ -101,14 +101,10 @@ def _phases(drill: Drill) -> list[list[str]]:
     return [
         [
             *(p.phase, f"{p.seconds:,.1f}", wait(p.p50_ms, p.requests), wait(p.p99_ms, p.requests), count(p.queries)),
-            *(_per_s(p.queries, p), count(p.unanswered), count(p.items), _per_s(p.items, p)),
+            *(rate(p.queries_per_s), count(p.unanswered), count(p.items), rate(p.items_per_s)),
         ]
         for p in drill.phases.values()
     ]
-
-
-def _per_s(number: int, phase: PhaseRow) -> str:
-    return rate(number / phase.seconds if phase.seconds else math.nan)
 
 
 def wait(latency_ms: float, requests: int) -> str:
