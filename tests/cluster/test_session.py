@@ -1,5 +1,6 @@
 """A local Ray that is slow to start is started again."""
 
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_where_actors_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_full_disk_is_said_instead_of_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray starts nothing then: neither itself, nor an actor."""
     full = r"the disk of \S+ is full, so Ray starts no processes: make room there, or set RAY_TMPDIR"
-    monkeypatch.setattr(waiting.shutil, "disk_usage", lambda folder: SimpleNamespace(free=4096))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=4096))
     monkeypatch.setattr(waiting, "counted_nodes", list)
     monkeypatch.setattr(waiting, "check_room", lambda *of: None)
 
