@@ -104,7 +104,8 @@ def test_an_idle_embedding_actor_that_dies_is_an_incident(tmp_path: Path, ray_se
         while sum(1 for _ in tmp_path.glob("parts/*.parquet")) < 3 or len(idle) != 1:
             assert time.monotonic() < until
             time.sleep(0.1)
-            idle = [process for process in psutil.Process().children(recursive=True) if process.name() == IDLE]
+            running = [psutil.Process(actor["Pid"]) for actor in embedding.actors() if actor["State"] == "ALIVE"]
+            idle = [process for process in running if process.name() == IDLE]
         embedding.look_after()
         assert not told
         idle[0].kill()
