@@ -21,7 +21,17 @@ from ray_backfill.drill.journal import Applied, CheckpointMeasured, Incident, Jo
 from ray_backfill.drill.parts import read_part
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD, DrillPlan, positions_of
 from ray_backfill.drill.shard import merge_partitions, read_answers
-from ray_backfill.drill.tables import Checkpoint, CheckpointRow, IncidentRow, QualityRow, ReplayedRow, SecondRow
+from ray_backfill.drill.tables import (
+    SERVING,
+    Checkpoint,
+    CheckpointRow,
+    IncidentRow,
+    Phase,
+    PhaseRow,
+    QualityRow,
+    ReplayedRow,
+    SecondRow,
+)
 from ray_backfill.drill.traffic import read_events
 from ray_backfill.engine.index import IndexSettings, Partition, make_partition
 from ray_backfill.engine.merges import RAW, Merge
@@ -34,15 +44,18 @@ from ray_backfill.learn.sides import Sides, new_models, old_models
 
 # Queries per batch of the exact search.
 _BATCH = 256
+# Fewer requests have no p99: it would be the slowest of them.
+_ENOUGH = 100
 
 
 def drill_tables(folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan) -> dict[str, pd.DataFrame]:
-    """The tables checkpoints, quality, replayed, timeline and incidents. Cost: one replay per checkpoint.
+    """The tables of a drill's report. Cost: one replay per checkpoint.
 
     comparison: has the embeddings before the drill, the right answers and the metrics.
     """
     truth, metrics = comparison.truth, comparison.evaluation.metrics
-    entries, events = Journal(folder).entries(), read_events(folder)
+    entries = Journal(folder).entries()
+    events = with_phases(read_events(folder), entries)
     embedded, broken = _embeddings(folder, comparison, sides, plan)
     pair = sides.method.pair(embedded, sides.network)
     checkpoints: list[CheckpointRow] = []
@@ -63,6 +76,7 @@ def drill_tables(folder: Path, comparison: Comparison, sides: Sides, plan: Drill
         "quality": frame(QualityRow, quality),
         "replayed": frame(ReplayedRow, _replayed(comparison, sides, plan, embedded, pair, is_plain)),
         "timeline": frame(SecondRow, timeline(entries, events)),
+        "phases": frame(PhaseRow, phases(entries, events)),
         "incidents": frame(IncidentRow, incidents(entries, broken)),
     }
 
@@ -251,27 +265,61 @@ def counts(
     }  # fmt: skip
 
 
+def phases_at(times_s: NDArray[np.float64], entries: Sequence[JournalEntry]) -> NDArray[Any]:
+    """The phase of each moment: the only rule by which requests, writes and seconds are assigned to phases.
+
+    The backfill begins with the first measurement, when embedding starts, and ends with its last write.
+    """
+    measured, written_s = of_type(entries, CheckpointMeasured), [entry.elapsed_s for entry in backfills(entries)]
+    first_s = min([*written_s, *(entry.began_s for entry in measured if entry.moment == 0)], default=math.inf)
+    begun = np.where(times_s <= max(written_s, default=-math.inf), Phase.DURING, Phase.AFTER)
+    phase = np.where(times_s < first_s, Phase.BEFORE, begun)
+    for entry in measured:  # times are rounded, and the write before is not part of it
+        phase[(entry.began_s < times_s) & (times_s < entry.elapsed_s)] = Phase.MEASURING
+    for start_s, end_s in _warm_ups(entries):  # a driver's clock begins with the last write before it
+        phase[(start_s < times_s) & (times_s < end_s)] = Phase.WARM_UP
+    return phase
+
+
+def with_phases(events: pd.DataFrame, entries: Sequence[JournalEntry]) -> pd.DataFrame:
+    """The events with a column ``phase``. The warm-up of an actor that replaced another one is one, too."""
+    phase = phases_at(events.scheduled_s.to_numpy(), entries)
+    return events.assign(phase=np.where(events.is_warm_up, Phase.WARM_UP, phase))
+
+
+def seconds_of(entries: Sequence[JournalEntry], start_s: float, end_s: float) -> "pd.Series[float]":
+    """How long each phase lasts between two times, by phase; without those that do not occur."""
+    measured = of_type(entries, CheckpointMeasured)
+    ends = [(e.began_s, e.elapsed_s) for e in measured] + _warm_ups(entries) + [(start_s, end_s)]
+    edges_s = np.unique(np.clip([*np.ravel(ends), *(e.elapsed_s for e in backfills(entries))], start_s, end_s))
+    lasting_s = pd.Series(np.diff(edges_s))
+    return lasting_s.groupby(phases_at((edges_s[:-1] + edges_s[1:]) / 2, entries)).sum()
+
+
 def served(events: pd.DataFrame, entries: Sequence[JournalEntry], segment: Segment) -> dict[str, Any]:
     """The fields of ``CheckpointRow`` on traffic and the rate of the backfill, during a segment.
 
     Every request counts in exactly one segment. Latencies and rates exclude warm-ups and the time in which a checkpoint
-    was measured, as the driver's own queries are not traffic.
+    was measured, as the driver's own queries are not traffic. events: ``with_phases``.
     """
     counted = events[(events.scheduled_s >= segment.start_s) & (events.scheduled_s < segment.end_s)]
-    within = counted[(counted.scheduled_s < segment.began_s) & ~counted.is_warm_up]
-    warm_ups_s = (min(b, segment.began_s) - max(a, segment.start_s) for a, b in _warm_ups(entries))
-    seconds = segment.began_s - segment.start_s - sum(max(0.0, warm_up_s) for warm_up_s in warm_ups_s)
-    p50, p95, p99 = np.quantile(within.latency_ms, [0.5, 0.95, 0.99]) if len(within) else [np.nan] * 3
-    items = sum(e.items for e in backfills(entries) if segment.start_s <= e.elapsed_s < segment.began_s)
+    within = counted[(counted.scheduled_s <= segment.began_s) & counted.phase.isin(SERVING)]
+    seconds = seconds_of(entries, segment.start_s, segment.began_s).reindex(SERVING).sum()
+    items = sum(e.items for e in backfills(entries) if segment.start_s < e.elapsed_s <= segment.began_s)
     is_first = segment.start_s == 0
     return {
         "queries": int(counted.queries[counted.is_answered].sum()),
         "unanswered": int(counted.queries[~counted.is_answered].sum()),
         "retried": int(counted.retries.sum()), "violations": int(counted.violations.sum()),
         "queries_per_s": within.queries[within.is_answered].sum() / seconds if len(within) and seconds > 0 else np.nan,
-        "p50_ms": p50, "p95_ms": p95, "p99_ms": p99,
+        **{f"p{share}_ms": _quantile(within.latency_ms, share) for share in (50, 95, 99)},
         "items_per_s": np.nan if is_first else items / max(segment.began_s - segment.start_s, 1e-3),
     }  # fmt: skip
+
+
+def _quantile(latency_ms: "pd.Series[float]", share: int) -> float:
+    """A quantile in per cent; NaN where fewer than one request is expected to be slower."""
+    return float(latency_ms.quantile(share / 100)) if len(latency_ms) * (100 - share) >= 100 else math.nan
 
 
 def backfills(entries: Sequence[JournalEntry]) -> list[Applied]:
@@ -284,15 +332,34 @@ def _warm_ups(entries: Sequence[JournalEntry]) -> list[tuple[float, float]]:
     return [(e.elapsed_s, e.elapsed_s + e.warm_up_s) for e in of_type(entries, Started)]
 
 
+def phases(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[PhaseRow]:
+    """The phases that occurred. events: ``with_phases``."""
+    written = backfills(entries)
+    of_write = phases_at(np.array([entry.elapsed_s for entry in written]), entries)
+    lasting_s, rows = seconds_of(entries, 0.0, _end_s(entries, events)), []
+    for phase in Phase:
+        of, items = events[events.phase == phase], sum(written[i].items for i in np.flatnonzero(of_write == phase))
+        if not (phase in lasting_s or len(of) or items):
+            continue
+        in_second = of.latency_ms.groupby(of.scheduled_s.astype(int))
+        p50_ms, p99_ms = (in_second.quantile(q).median() if len(of) >= _ENOUGH else math.nan for q in (0.5, 0.99))
+        answered = int(of.queries[of.is_answered].sum())
+        unanswered, seconds = int(of.queries.sum()) - answered, float(lasting_s.get(phase, 0.0))
+        rows.append(PhaseRow(phase.value, seconds, len(of), answered, unanswered, items, p50_ms, p99_ms))
+    return rows
+
+
+def _end_s(entries: Sequence[JournalEntry], events: pd.DataFrame) -> float:
+    return float(max([entry.elapsed_s for entry in entries] + events.scheduled_s.tolist()))
+
+
 def timeline(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[SecondRow]:
     """One row per second: queries, latency, items backfilled, and whether a checkpoint was being measured."""
-    end_s = max([entry.elapsed_s for entry in entries] + [events.scheduled_s.max() if len(events) else 0.0])
-    counted = events[~events.is_warm_up]
-    of_second = counted.scheduled_s.astype(int)
-    answered = counted.queries.where(counted.is_answered, 0)
-    counts = [each.groupby(of_second).sum() for each in (answered, counted.queries - answered)]
-    waits = [counted.latency_ms.groupby(of_second).quantile(q) for q in (0.5, 0.99)]
-    items, leg = np.zeros((2, int(end_s) + 1), np.int64)
+    of_second = events.scheduled_s.astype(int)
+    answered = events.queries.where(events.is_answered, 0)
+    counts = [each.groupby(of_second).sum() for each in (answered, events.queries - answered)]
+    waits = [events.latency_ms[events.phase != Phase.WARM_UP].groupby(of_second).quantile(q) for q in (0.5, 0.99)]
+    items, leg = np.zeros((2, int(_end_s(entries, events)) + 1), np.int64)
     is_measuring, is_warm_up = np.zeros((2, len(items)), np.bool_)
     for done in backfills(entries):
         items[int(done.elapsed_s)] += done.items

@@ -1,7 +1,9 @@
 """Tables of a live drill: the ones it writes while it runs (plan, answers, events) and the ones its report reads."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import Annotated, Any
 
 # Plan of a drill.
@@ -72,6 +74,19 @@ class AnswerRow:
 # Tables of the report.
 
 
+class Phase(StrEnum):
+    """What a drill was doing at a moment."""
+
+    BEFORE = "before the backfill"
+    DURING = "during the backfill"
+    AFTER = "after the backfill"
+    MEASURING = "measuring"
+    WARM_UP = "warm-up"
+
+
+SERVING = (Phase.BEFORE, Phase.DURING, Phase.AFTER)
+
+
 @dataclass(frozen=True)
 class CheckpointRow:
     """A checkpoint. Queries, rates and latencies cover the time since the previous checkpoint."""
@@ -93,7 +108,7 @@ class CheckpointRow:
     retried: Annotated[int, "number of times that a shard was asked again"]
     violations: Annotated[int, "violated invariants in all answers; 0 in a correct service"]
     queries_per_s: Annotated[float, "rate of answered queries; NaN without traffic"]
-    p50_ms: Annotated[float, "quantiles of the latency; NaN without traffic"]
+    p50_ms: Annotated[float, "quantiles of the latency; NaN with fewer than 2, 20 and 100 requests"]
     p95_ms: float
     p99_ms: float
     items_per_s: Annotated[float, "rate of the backfill; NaN at the first checkpoint"]
@@ -140,14 +155,38 @@ class SecondRow:
     """A second of the drill."""
 
     elapsed_s: Annotated[int, "start of the second"]
-    queries: Annotated[int, "queries that were due in this second and were answered, without warm-ups"]
+    queries: Annotated[int, "queries that were due in this second and were answered"]
     unanswered: Annotated[int, "queries that were due in this second and were not answered by their deadline"]
-    p50_ms: Annotated[float, "quantiles of the latency; NaN if no query was due"]
+    p50_ms: Annotated[float, "quantiles of the latency without warm-ups; NaN if no query was due"]
     p99_ms: float
     items: Annotated[int, "items backfilled in this second"]
     is_measuring: Annotated[bool, "a checkpoint was being measured"]
     is_warm_up: Annotated[bool, "a driver's traffic was warming up"]
     leg: Annotated[int, "number of the driver that ran, from 0"]
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """A phase of the drill. Every moment is in one phase, and so is every request and every write."""
+
+    phase: Annotated[str, ", ".join(f"`{phase}`" for phase in Phase)]
+    seconds: Annotated[float, "length of the phase"]
+    requests: Annotated[int, "requests that were due in the phase"]
+    queries: Annotated[int, "their queries that were answered"]
+    unanswered: Annotated[int, "those that were not answered by their deadline"]
+    items: Annotated[int, "items backfilled"]
+    p50_ms: Annotated[float, "medians over the phase's seconds of the latency's quantiles; NaN below 100 requests"]
+    p99_ms: float
+
+    @property
+    def queries_per_s(self) -> float:
+        """Rate of answered queries; NaN in no time."""
+        return self.queries / self.seconds if self.seconds else math.nan
+
+    @property
+    def items_per_s(self) -> float:
+        """Rate of the backfill; NaN in no time."""
+        return self.items / self.seconds if self.seconds else math.nan
 
 
 @dataclass(frozen=True, order=True)
@@ -201,6 +240,7 @@ TABLES: Mapping[str, type] = {
     "quality": QualityRow,
     "replayed": ReplayedRow,
     "timeline": SecondRow,
+    "phases": PhaseRow,
     "incidents": IncidentRow,
     "plan/items": ItemRow,
     "plan/operations": OperationRow,

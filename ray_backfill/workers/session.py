@@ -14,14 +14,16 @@ import psutil
 import ray
 
 from ray_backfill.core.errors import InputError, Stopped
-from ray_backfill.core.progress import detail, step
+from ray_backfill.core.progress import detail, say, step
 from ray_backfill.workers.gpus import check_gpus
 from ray_backfill.workers.settings import EmbedActors, Workers, local_cpus
-from ray_backfill.workers.waiting import Deaths, but_died, living_resources
+from ray_backfill.workers.waiting import Deaths, but_died, check_disk, living_resources
 from ray_backfill.workers.watchdog import kill, rays_notices_as_lines, watched
 
 _OBJECT_STORE_BYTES = 500 << 20
-_STARTS = 3
+_STARTS = 5
+# What Ray says of a start that ran out of time: its servers, and the file that names the port of one.
+_SLOW = ("timed out during startup", "Timed out waiting for file")
 
 # Ray Data logs an alarming line whenever it starts actors (ray-project/ray#53727), which only this level suppresses.
 # Python errors are not affected.
@@ -63,7 +65,7 @@ def session() -> Iterator[None]:
         yield
         return
     with rays_notices_as_lines():
-        with step("start Ray"), _without_note_of_level(), _keeping_signal_handlers():
+        with step("start Ray"), _keeping_signal_handlers():
             is_own = _start()
         try:
             with watched() if is_own else nullcontext():
@@ -77,7 +79,8 @@ def _start() -> bool:
     """Connect; returns whether Ray was started."""
     os.environ.setdefault(_LEVEL, _SILENT)
     if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False, logging_level=logging.WARNING)
+        with _without_note_of_level():
+            ray.init(log_to_driver=False, logging_level=logging.WARNING)
         return False
     for name, value in _LOCAL_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -91,26 +94,30 @@ def _start() -> bool:
 
 
 def _start_local() -> None:
-    """Start a local Ray. It gives itself 30 seconds, which a busy machine can exceed, so it has several tries.
+    """Start a local Ray. It gives itself 30 seconds, which a busy machine can exceed, so it is started again.
 
     Raises:
         InputError: It did not start in any of them.
     """
     before = {child.pid for child in psutil.Process().children()}
-    for _ in range(_STARTS):
+    for number in range(1, _STARTS + 1):
         try:
-            ray.init(
-                address="local",  # even if a head node is running on this machine
-                num_cpus=local_cpus(),
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.WARNING,
-            )
+            with _without_note_of_level():
+                ray.init(
+                    address="local",  # even if a head node is running on this machine
+                    num_cpus=local_cpus(),
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    log_to_driver=False,
+                    logging_level=logging.WARNING,
+                )
             return
         except Exception as error:  # of no type of its own
-            if "timed out during startup" not in str(error):
+            check_disk()
+            if not any(slow in str(error) for slow in _SLOW):
                 raise
+            if number < _STARTS:
+                say(f"Ray did not start in time, on a machine that may be busy: try {number + 1} of {_STARTS}")
             ray.shutdown()
             left = [child for child in psutil.Process().children() if child.pid not in before]
             kill([child.pid for child in left])

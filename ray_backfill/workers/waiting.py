@@ -9,11 +9,13 @@ never cut off.
 """
 
 import math
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -27,6 +29,9 @@ from ray_backfill.core.progress import say
 _CONNECT_S, _TRIES = 1.5, 2
 # Seconds between two looks; after which a wait for actors is reported; and after which it ends.
 _LOOK_S, _TELL_S, _START_S = 2.0, 20.0, 600.0
+
+# Free space below which a disk is full.
+_DISK_BYTES = 1 << 20
 
 Look = Callable[[float], None]
 
@@ -100,6 +105,17 @@ def check_room(what: str, needs: Mapping[str, float], remedy: str, deaths: Death
         if needed > (has := there.get(kind, 0)):
             because = but_died(deaths or Deaths())
             raise InputError(f"{what} need {needed:g} {kind}s, but the Ray cluster has {has:g}{because}; {remedy}")
+
+
+def check_disk() -> None:
+    """Raise InputError if the disk with Ray's files here is full: then Ray starts no process, without a word."""
+    node = ray._private.worker._global_node
+    folder = Path(node.get_temp_dir_path() if node else ray._common.utils.get_default_ray_temp_dir())
+    if folder.exists() and shutil.disk_usage(folder).free < _DISK_BYTES:
+        raise InputError(
+            f"the disk of {folder} is full, so Ray starts no processes: make room there, or set RAY_TMPDIR to a folder "
+            "on another disk, and run the same command again"
+        )
 
 
 def but_died(deaths: Deaths) -> str:
@@ -181,11 +197,16 @@ class Room:
         self.looked, self.lacks_since = -math.inf, math.inf
 
     def __call__(self, waited_s: float = 0) -> None:
-        """May be called as often as one likes. Raises InputError after ten minutes without room."""
+        """May be called as often as one likes. Raises InputError after ten minutes without room, or if a disk is full.
+
+        waited_s: for Ray to start something, if for that.
+        """
         now = time.monotonic()
         if now - self.looked < _LOOK_S:
             return
         self.looked = now
+        if waited_s > _TELL_S:
+            check_disk()
         try:
             check_room(*self.wanted, self.deaths)
         except InputError as error:

@@ -35,11 +35,9 @@ def watched() -> Iterator[None]:
     ended = threading.Event()
     watcher = threading.Thread(target=_watch, args=(ended,), daemon=True)
     watcher.start()
-    before, threading.excepthook = threading.excepthook, _without_rays_threads(threading.excepthook)
     try:
         yield
     finally:
-        threading.excepthook = before
         ended.set()  # before Ray is shut down
         watcher.join()
 
@@ -47,11 +45,12 @@ def watched() -> Iterator[None]:
 def _without_rays_threads(hook: Callable[[threading.ExceptHookArgs], object]) -> Callable[..., object]:
     """The hook for exceptions in threads, but silent about those that Ray starts in the driver.
 
-    If a server dies, they print tracebacks, on a busy machine before the watcher prints its line.
+    If a server dies, they print tracebacks, on a busy machine before the watcher prints its line; and so does what Ray
+    Data still runs when Ray is shut down.
     """
 
     def hook_of_others(raised: threading.ExceptHookArgs) -> None:
-        if raised.thread is None or not raised.thread.name.startswith("ray_"):
+        if raised.thread is None or not raised.thread.name.startswith(("ray_", "StreamingExecutor")):
             hook(raised)
 
     return hook_of_others
@@ -105,8 +104,12 @@ def in_own_words(message: str) -> str | None:
 
 @contextmanager
 def rays_notices_as_lines() -> Iterator[None]:
-    """Within the block, print each line once on stderr, above the live display if there is one."""
+    """Within the block, print each line once on stderr, above the live display if there is one.
+
+    Ray's threads in the driver print nothing.
+    """
     module: Any = ray._private.worker
+    hook, threading.excepthook = threading.excepthook, _without_rays_threads(threading.excepthook)
     before, said = module.print_to_stdstream, set[str]()
 
     def tell(data: Mapping[str, Any], ignore_prefix: bool) -> None:
@@ -119,4 +122,4 @@ def rays_notices_as_lines() -> Iterator[None]:
     try:
         yield
     finally:
-        module.print_to_stdstream = before
+        module.print_to_stdstream, threading.excepthook = before, hook

@@ -1,5 +1,7 @@
 """A local Ray that is slow to start is started again."""
 
+import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -7,8 +9,9 @@ import pytest
 import ray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.workers import session
+from ray_backfill.workers import session, waiting
 from ray_backfill.workers.settings import EmbedActors, Workers
+from ray_backfill.workers.waiting import Room
 
 SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup"
 
@@ -27,10 +30,15 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[psutil.Popen]:
     return made
 
 
-def test_it_is_tried_again_and_nothing_is_left_of_what_failed(starts: list[psutil.Popen]) -> None:
-    with pytest.raises(InputError, match="Ray did not start in 3 tries: this machine is too busy"):
+def test_it_is_tried_again_and_nothing_is_left_of_what_failed(
+    starts: list[psutil.Popen], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match="Ray did not start in 5 tries: this machine is too busy"):
         session._start_local()
-    assert len(starts) == 3
+    assert len(starts) == 5
+    assert capfd.readouterr().err.splitlines() == [
+        f"Ray did not start in time, on a machine that may be busy: try {number} of 5" for number in range(2, 6)
+    ]
     assert not any(psutil.pid_exists(process.pid) for process in starts)
 
 
@@ -87,3 +95,21 @@ def test_where_actors_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "but_died", lambda deaths: "")
     with pytest.raises(InputError, match=wanted):
         session.placed(Workers(2, 4, decode_cpus=5))
+
+
+def test_a_full_disk_is_said_instead_of_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray starts nothing then: neither itself, nor an actor."""
+    full = r"the disk of \S+ is full, so Ray starts no processes: make room there, or set RAY_TMPDIR"
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=4096))
+    monkeypatch.setattr(waiting, "counted_nodes", list)
+    monkeypatch.setattr(waiting, "check_room", lambda *of: None)
+
+    def init(**options: Any) -> None:
+        raise Exception(SLOW)
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(InputError, match=full):
+        session._start_local()
+    Room("2 shards", {"CPU": 2}, "")(5.0)  # nothing waits for a start yet
+    with pytest.raises(InputError, match=full):
+        Room("2 shards", {"CPU": 2}, "")(30.0)

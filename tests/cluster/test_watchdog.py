@@ -81,7 +81,7 @@ def test_the_end_is_one_line(victim: str, number: int, code: int, last: str) -> 
 def test_exceptions_of_other_threads_are_still_told() -> None:
     told: list[str] = []
     hook = _without_rays_threads(lambda raised: told.append(str(raised.exc_value)))
-    for name in ("ray_print_logs", "sender"):
+    for name in ("ray_print_logs", "StreamingExecutor-dataset_1_0", "sender"):
         error = ValueError(name)
         thread = threading.Thread(name=name)
         hook(threading.ExceptHookArgs((ValueError, error, None, thread)))

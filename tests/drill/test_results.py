@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from ray_backfill.core.schema import arrow_table
 from ray_backfill.drill.journal import Applied, CheckpointMeasured, Incident, JournalEntry, Started, of_type
 from ray_backfill.drill.plan import make_plan
-from ray_backfill.drill.results import Segment, counts, incidents, timeline
+from ray_backfill.drill.results import Segment, counts, incidents, phases, timeline, with_phases
 from ray_backfill.drill.results import served as figures_of
 from ray_backfill.drill.settings import ChurnSettings
-from ray_backfill.drill.tables import Checkpoint, EventRow, IncidentRow
+from ray_backfill.drill.tables import Checkpoint, EventRow, IncidentRow, Phase
 from ray_backfill.drill.traffic import read_events
 
 # Two drivers with one checkpoint each; the second driver warms up within the second segment.
@@ -37,7 +37,8 @@ ENTRIES: list[JournalEntry] = [
 
 
 def served(*of: Any) -> SimpleNamespace:
-    return SimpleNamespace(**figures_of(*of))
+    events, entries, segment = of
+    return SimpleNamespace(**figures_of(with_phases(events, entries), entries, segment))
 
 
 def events_of(rows: list[tuple[Any, ...]]) -> pd.DataFrame:
@@ -56,10 +57,10 @@ EVENTS = events_of(
         (6.5, 1000.0, 4, True, True, 0, 0),
         (8.0, 5000.0, 3, False, False, 3, 0),
         (9.5, 30.0, 2, True, False, 0, 1),
-        (10.0, 999.0, 5, True, False, 0, 0),  # during the second measurement
+        (10.25, 999.0, 5, True, False, 0, 0),  # during the second measurement
         (11.75, 5000.0, 1, False, False, 0, 0),
         (12.0, 40.0, 6, True, False, 0, 0),
-        (15.0, 50.0, 8, True, False, 0, 2),
+        (15.25, 50.0, 8, True, False, 0, 2),
         (16.25, 60.0, 9, True, False, 0, 0),  # after the last measurement
     ]
 )
@@ -71,10 +72,10 @@ def test_a_stretch_by_hand() -> None:
     assert (found.queries, found.unanswered) == (2 + 1 + 4 + 2 + 5, 3 + 1)
     assert (found.retried, found.violations) == (1 + 3, 1)
     assert found.queries_per_s == pytest.approx((2 + 1 + 2) / (6 - 1.5)), "of 6 s, 1.5 s were warm-up"
-    # Quantiles of 10, 20, 30 and 5000 (the wait of the unanswered query) at the positions 1.5, 2.85 and 2.97.
+    # The middle of 10, 20, 30 and 5000, the wait of the unanswered query.
     assert found.p50_ms == pytest.approx(25)
-    assert found.p95_ms == pytest.approx(30 + 0.85 * 4970)
-    assert found.p99_ms == pytest.approx(30 + 0.97 * 4970)
+    assert math.isnan(found.p95_ms)
+    assert math.isnan(found.p99_ms), "four are too few"
     assert found.items_per_s == pytest.approx((30 + 20) / 6), "measuring is left out"
 
 
@@ -82,8 +83,18 @@ def test_the_first_stretch_has_a_warm_up_and_no_backfill() -> None:
     found = served(EVENTS, ENTRIES, Segment(0.0, 3.0, 4.0))
     assert (found.queries, found.unanswered, found.retried) == (1 + 2 + 7, 1, 2)
     assert found.queries_per_s == pytest.approx(2 / (3 - 2))
-    assert found.p50_ms == found.p99_ms == 12
+    assert math.isnan(found.p50_ms), "one is too few"
     assert math.isnan(found.items_per_s)
+
+
+def test_a_quantile_needs_a_request_that_is_slower() -> None:
+    """0 to 98 ms, then 99 ms more: the positions of the quantiles of 100 requests are 49.5, 94.05 and 98.01."""
+    rows = [(4.5 + i / 100, float(i), 1, True, False, 0, 0) for i in range(100)]
+    found = served(events_of(rows), ENTRIES, Segment(4.0, 10.0, 12.0))
+    assert (found.p50_ms, found.p95_ms, found.p99_ms) == pytest.approx((49.5, 94.05, 98.01))
+    found = served(events_of(rows[:99]), ENTRIES, Segment(4.0, 10.0, 12.0))
+    assert found.p95_ms == pytest.approx(0.95 * 98)
+    assert math.isnan(found.p99_ms)
 
 
 def test_the_last_stretch_has_no_end() -> None:
@@ -138,14 +149,15 @@ def test_every_request_is_counted_in_one_segment(rows: list[tuple[Any, ...]]) ->
 
 @given(rows=ROWS)
 def test_the_table_of_seconds_is_a_plain_loop(rows: list[tuple[Any, ...]]) -> None:
-    table = timeline(ENTRIES, events_of(rows))
+    table = timeline(ENTRIES, with_phases(events_of(rows), ENTRIES))
     last_s = max([16.25, *(row[0] for row in rows)])
     assert [row.elapsed_s for row in table] == list(range(int(last_s) + 1))
     for second, row in enumerate(table):
-        within = [event for event in rows if second <= event[0] < second + 1 and not event[4]]
+        within = [event for event in rows if second <= event[0] < second + 1]
         assert row.queries == sum(event[2] for event in within if event[3])
         assert row.unanswered == sum(event[2] for event in within if not event[3])
-        waited = [event[1] for event in within]
+        # The two warm-ups of ENTRIES, and those that an actor has marked.
+        waited = [e[1] for e in within if not (e[4] or 0 < e[0] < 2 or 6 < e[0] < 7.5)]
         for share, value in ((0.5, row.p50_ms), (0.99, row.p99_ms)):
             np.testing.assert_allclose(value, np.quantile(waited, share) if waited else math.nan)
         # Derived from ENTRIES by hand.
@@ -155,8 +167,64 @@ def test_the_table_of_seconds_is_a_plain_loop(rows: list[tuple[Any, ...]]) -> No
         assert row.leg == (second >= 6)
 
 
+def entry_lists() -> st.SearchStrategy[list[JournalEntry]]:
+    """Journals of two drivers, with writes at any time, also during measurements and warm-ups."""
+    writes = st.lists(st.tuples(QUARTERS, st.integers(1, 50)), max_size=8)
+    checkpoints = st.lists(st.integers(0, 35), min_size=2, max_size=6, unique=True).map(sorted)
+    warm_ups = st.tuples(st.integers(0, 3), st.integers(0, 3))
+
+    def journal(written: list[tuple[float, int]], at: list[int], warm_s: tuple[int, int]) -> list[JournalEntry]:
+        entries: list[JournalEntry] = [Started(0.0, 0, warm_s[0]), Started(9.0, 1, warm_s[1])]
+        entries += [CheckpointMeasured(2.0 * s + 1.5, i, 2.0 * s, {}, 0, 0, 0, 0) for i, s in enumerate(at)]
+        return entries + [Applied(s, i + 1, "backfill", items) for i, (s, items) in enumerate(sorted(written))]
+
+    return st.builds(journal, writes, checkpoints, warm_ups)
+
+
+@given(rows=ROWS, entries=entry_lists())
+def test_phases_headline_tables_and_charts_count_the_same(rows: list[tuple[Any, ...]], entries: Any) -> None:
+    """Sums over phases, over checkpoints (the headline) and over seconds (the charts) are those of the raw events."""
+    events = with_phases(events_of(rows), entries)
+    of_phase, of_second = phases(entries, events), timeline(entries, events)
+    ends_s = [0.0, *(e.elapsed_s for e in of_type(entries, CheckpointMeasured)[:-1]), math.inf]
+    stretches = [
+        Segment(start, e.began_s, end)
+        for e, (start, end) in zip(of_type(entries, CheckpointMeasured), pairwise(ends_s), strict=True)
+    ]
+    of_checkpoint = [served(events, entries, stretch) for stretch in stretches]
+    for name, answered in (("queries", True), ("unanswered", False)):
+        raw = sum(row[2] for row in rows if row[3] is answered)
+        for table in (of_phase, of_second, of_checkpoint):
+            assert sum(getattr(row, name) for row in table) == raw
+    assert sum(phase.requests for phase in of_phase) == len(rows)
+    written = sum(entry.items for entry in of_type(entries, Applied))
+    assert sum(phase.items for phase in of_phase) == sum(second.items for second in of_second) == written
+    last_s = max([entry.elapsed_s for entry in entries] + [row[0] for row in rows])
+    assert sum(phase.seconds for phase in of_phase) == pytest.approx(last_s), "no moment is left out or counted twice"
+    assert all(math.isnan(phase.p99_ms) for phase in of_phase), "40 requests are too few"
+
+
+def test_the_phases_of_a_slow_backfill_by_hand() -> None:
+    """Each write is followed by a checkpoint within the same second, as where 60 items a second are allowed.
+
+    Writes at 20, 30 and 40 s; 2 s are measured after each, and the first 1.5 s at 5 s, when embedding starts.
+    """
+    entries: list[JournalEntry] = [Started(0.0, 0, 2.0), CheckpointMeasured(6.5, 0, 5.0, {}, 0, 0, 0, 0)]
+    for i, second in enumerate((20.1, 30.1, 40.1), start=1):
+        entries += [Applied(second, i, "backfill", 600), CheckpointMeasured(second + 2, i, second, {}, 0, 0, 0, 0)]
+    rows = [(s / 10, 10.0 if s < 50 else 30.0, 1, s != 5, s < 20, 0, 0) for s in range(450)]
+    found = {row.phase: row for row in phases(entries, with_phases(events_of(rows), entries))}
+    assert [found[phase].seconds for phase in Phase] == pytest.approx([3, 40.1 - 6.5 - 4, 44.9 - 42.1, 7.5, 2])
+    assert {name: row.items for name, row in found.items() if row.items} == {Phase.DURING: 1800}
+    assert found[Phase.DURING].p99_ms == pytest.approx(30), "as long as embedding takes, also before the first write"
+    assert [found[phase].unanswered for phase in Phase] == [0, 0, 0, 0, 1], "a warm-up's counts, too"
+    assert math.isnan(found[Phase.BEFORE].p99_ms), "30 requests are too few"
+
+
 def test_a_table_of_a_drill_without_requests_or_backfill(tmp_path: Path) -> None:
-    (row,) = timeline([Started(0.0, 0, 0.0)], read_events(tmp_path))
+    entries: list[JournalEntry] = [Started(0.0, 0, 0.0)]
+    (row,) = timeline(entries, events := with_phases(read_events(tmp_path), entries))
+    assert phases(entries, events) == []
     assert (row.queries, row.unanswered, row.items, row.is_warm_up) == (0, 0, 0, False)
     assert math.isnan(row.p50_ms)
 

@@ -18,7 +18,7 @@ from ray_backfill.drill import journal
 from ray_backfill.drill.jobs import LiveJob
 from ray_backfill.drill.plan import Operation
 from ray_backfill.drill.ray import watch
-from ray_backfill.drill.ray.embedding import EmbeddingSupervisor
+from ray_backfill.drill.ray.embedding import Arrivals, EmbeddingSupervisor
 from ray_backfill.drill.ray.shards import REMEDY, ShardSet, shards_need
 from ray_backfill.drill.ray.traffic import Traffic
 from ray_backfill.drill.results import live_quality, only_alive
@@ -49,14 +49,16 @@ def run_drill(job: LiveJob) -> None:
     entries = stored.entries()
     if journal.of_type(entries, journal.Finished):
         return
+    measured = {entry.moment for entry in journal.of_type(entries, journal.CheckpointMeasured)}
     driver = Driver(job)
     try:
-        with task("start shards"):
-            driver.start()
-        if not entries:
+        with driver.embedding.running(job.plan) as arrivals:
+            with task("start shards"):
+                driver.start()
             with step("serve before the backfill"):
-                driver.traffic.rest(job.settings.traffic.warm_up_s + job.settings.quiet_s)
-        _backfill(driver, {entry.moment for entry in journal.of_type(entries, journal.CheckpointMeasured)})
+                quiet_s = 0.0 if measured else job.settings.quiet_s
+                driver.traffic.rest(job.settings.traffic.warm_up_s + quiet_s)
+            _backfill(driver, arrivals, measured)
         with step("serve after the backfill"):
             driver.traffic.rest(job.settings.quiet_s)
         driver.embedding.check_parts(job.plan)
@@ -67,12 +69,14 @@ def run_drill(job: LiveJob) -> None:
         driver.close()
 
 
-def _backfill(driver: "Driver", measured: set[int]) -> None:
+def _backfill(driver: "Driver", arrivals: Arrivals, measured: set[int]) -> None:
     """Apply the operations in order as their embeddings arrive, and measure at every checkpoint."""
     plan, done = driver.job.plan, driver.recorder.journal.applied()
     total = sum(len(o.positions) for o in plan.operations if o.kind == "backfill")
     before = sum(len(o.positions) for o in plan.operations[:done] if o.kind == "backfill")
-    with driver.embedding.running(plan) as arrivals, task("backfill", total, "items", done=before) as bar:
+    driver.embedding.set_rate(driver.job.settings.throttle.limit)  # they begin
+    driver.throttle.start()
+    with task("backfill", total, "items", done=before) as bar:
         for checkpoint in plan.checkpoints:
             for operation in plan.operations[done : checkpoint.applied]:
                 if operation.has_vectors:
@@ -102,19 +106,22 @@ class Driver:
         self.throttle = ThrottleLoop(job.settings.throttle, self.embedding, self.traffic, recorder)
 
     def start(self) -> None:
-        """Returns when all shards are ready and the traffic has started."""
+        """Returns when shards and embedding actors are ready and the traffic has started.
+
+        All start before the traffic does: on the same cores, their start would make queries wait for seconds.
+        """
         recorder, applied = self.recorder, self.recorder.journal.applied()
         self.shards.apply(applied)
         for operation in self.job.plan.embedded:
             if operation.number < applied:
                 self.embedding.note_broken(operation.number)
+        self.embedding.wait_until_started(self.room)
         self.traffic.wait_until_ready()
         zero = recorder.start_clock()
         recorder.journal.add(journal.Started(recorder.now_s(), recorder.leg, self.traffic.warm_up_s))
         if recorder.leg:
             recorder.incident("driver restarted", f"{applied} operations were applied before")
         self.traffic.start(zero)
-        self.throttle.start()
 
     def apply(self, operation: Operation) -> None:
         """Apply an operation and all before it on every shard, with retries, and record it."""

@@ -5,6 +5,7 @@ itself, and only numbers come back. An existing file is never made again. In the
 failures of actors and of files.
 """
 
+import asyncio
 import logging
 import os
 import queue
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from time import sleep, time
+from time import monotonic, sleep, time
 from typing import Any
 from uuid import uuid4
 
@@ -41,7 +42,7 @@ from ray_backfill.encode.part import ATTEMPTS, attempt, contents_of
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.images.reading import read_ahead
 from ray_backfill.workers.decoders import source_for
-from ray_backfill.workers.waiting import answer_of
+from ray_backfill.workers.waiting import Look, answer_of
 
 # Niceness of embedding actors, so that other processes of the node go first, above all the shards.
 _NICE = 10
@@ -51,40 +52,41 @@ _ATTEMPTS = 3
 _ITEMS = 64
 # Seconds between checks of the actors while waiting for embeddings; seconds that the pipeline may take to stop.
 _LOOK_S, _STOP_S = 1.0, 20.0
+# Seconds between two looks whether all actors have started, and after which some of them are enough.
+_POLL_S, _START_S = 0.1, 60.0
 
 Embed = Callable[[IntArray, tuple[str, ...]], Embedded]
 
 
 class Pacer:
-    """An actor that paces all embedding actors, so that together they keep to one rate.
+    """An actor that paces all embedding actors, so that together they keep to one rate. None embeds before it has one.
 
-    It also notes which of them it has let through: more than expected means that some have died. Ray starts it again
-    if it dies, and repeats calls; it then counts from zero.
+    Ray starts it again if it dies, and repeats calls; it then counts from zero.
     """
 
     def __init__(self, settings: ThrottleSettings) -> None:
-        self.bucket = TokenBucket(settings.limit, time())
-        self.incarnation, self.pids, self.items = uuid4().hex, dict[str, int](), 0
+        self.bucket, self.has_rate = TokenBucket(settings.limit, time()), asyncio.Event()
+        self.incarnation, self.items = uuid4().hex, 0
 
-    def state(self) -> "PacerState":
-        return PacerState(self.incarnation, self.pids, self.items)
+    async def state(self) -> "PacerState":
+        return PacerState(self.incarnation, self.items)
 
-    def reserve(self, items: int, actor: str, pid: int) -> float:
-        """Seconds that this actor waits before it embeds this many items."""
+    async def reserve(self, items: int) -> float:
+        """Seconds that an actor waits before it embeds this many items."""
         self.items += items
-        self.pids[actor] = pid
+        await self.has_rate.wait()
         return self.bucket.reserve(items, time())
 
-    def set_rate(self, items_per_s: float) -> None:
+    async def set_rate(self, items_per_s: float) -> None:
         self.bucket.set_rate(items_per_s, time())
+        self.has_rate.set()
 
 
 @dataclass(frozen=True)
 class PacerState:
-    """pids: of the embedding actors, by a name of each. items: let through. Both by this incarnation."""
+    """items: that the actors asked this incarnation for."""
 
     incarnation: str
-    pids: dict[str, int]
     items: int
 
 
@@ -132,7 +134,7 @@ class _Embedder:
 
     def __init__(self, job: PartsJob, pacer: ActorHandle | None) -> None:
         os.nice(_NICE if pacer is not None else 0)
-        self.job, self.pacer, self.name, self.plan = job, pacer, uuid4().hex, read_plan(job.drill / "plan")
+        self.job, self.pacer, self.plan = job, pacer, read_plan(job.drill / "plan")
         source, wait = job.source, self._wait
         if isinstance(source, FromStore):
             self.embed = _from_store(source, wait)
@@ -154,7 +156,7 @@ class _Embedder:
 
     def _wait(self, items: int) -> None:
         if self.pacer is not None:
-            sleep(answer_of(self.pacer.reserve.remote(items, self.name, os.getpid())))
+            sleep(answer_of(self.pacer.reserve.remote(items)))
 
 
 def _from_store(source: FromStore, wait: Callable[[int], None]) -> Embed:
@@ -282,16 +284,18 @@ class EmbeddingSupervisor:
         restarted = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
         self.pacer: ActorHandle = restarted(Pacer).remote(throttle)
         self.paced: PacerState | None = None
-        self.items_before, self.rate = 0, throttle.limit
-        self.embedders: set[str] = set()
+        self.items_before = 0
+        self.rate: float | None = None
+        self.earlier, self.deaths = set[str](), 0
+        self.earlier = {actor["ActorID"] for actor in self.actors()}  # of another drill of this process
         self.lock = threading.Lock()
         self.broken: dict[int, IntArray] = {}
         self.made_again: Counter[int] = Counter()
-        self.started = job.actors.number
+        self.wanted = 0
 
     @contextmanager
     def running(self, plan: DrillPlan) -> Iterator[Arrivals]:
-        """Embed the missing operations in the background for the duration of the block."""
+        """Embed the missing operations in the background for the duration of the block, from ``set_rate`` on."""
         arrivals = Arrivals(self.job.drill)
         shutil.rmtree(self.job.drill / ATTEMPTS, ignore_errors=True)  # of an earlier command
         missing = [o.number for o in plan.embedded if not part_path(self.job.drill, o.number).exists()]
@@ -304,7 +308,8 @@ class EmbeddingSupervisor:
             except BaseException as error:  # the driver raises it
                 arrivals.reports.put(error)
 
-        thread = threading.Thread(target=run, daemon=True)
+        self.wanted = min(self.job.actors.number, len(missing))
+        self.thread = thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
             yield arrivals
@@ -314,6 +319,19 @@ class EmbeddingSupervisor:
                 logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the failure is intended
             self.close()
             thread.join(_STOP_S)
+
+    def wait_until_started(self, look: Look) -> None:
+        """Returns when all actors have started and one waits for a rate, with its model, or if nothing is missing.
+
+        look: called meanwhile. Actors that other work of the cluster leaves no room are waited for a minute.
+        """
+        began = monotonic()
+        while self.thread.is_alive():
+            started = sum(actor["State"] == "ALIVE" for actor in self.actors())
+            if self._state().items and (started >= self.wanted or monotonic() - began > _START_S):
+                return
+            look(monotonic() - began)
+            sleep(_POLL_S)
 
     def note_broken(self, number: int) -> int:
         """Record which items of an operation could not be read; returns their number."""
@@ -346,11 +364,11 @@ class EmbeddingSupervisor:
                 self.make_again(error)
 
     def look_after(self) -> None:
-        """Report embedding actors and a pacer that were restarted."""
+        """Report embedding actors and a pacer that died."""
         self._state()
-        for _ in range(self.started, len(self.embedders)):
-            self.tell("embedding actor restarted", "Ray Data started another one")
-        self.started = max(self.started, len(self.embedders))
+        before, self.deaths = self.deaths, sum(actor["NumRestarts"] for actor in self.actors())
+        for _ in range(before, self.deaths):
+            self.tell("embedding actor died", "Ray starts it again if it is needed")
 
     def reserved(self) -> int:
         """Number of items that the pacer has let through so far."""
@@ -358,9 +376,16 @@ class EmbeddingSupervisor:
         return self.items_before + state.items
 
     def set_rate(self, items_per_s: float) -> None:
-        """Set how many items all actors together may embed per second from now on."""
+        """Set how many items all actors together may embed per second from now on. The first rate starts them."""
         self.rate = items_per_s
         answer_of(self.pacer.set_rate.remote(items_per_s))
+
+    def actors(self) -> list[dict[str, Any]]:
+        """What Ray knows of the embedding actors, dead ones included; it also counts the restarts of idle ones."""
+        job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+        known = ray._private.state.actors(job_id=job)
+        name = f"MapWorker(Map({_Embedder.__name__}))"
+        return [of for actor, of in known.items() if of["ActorClassName"] == name and actor not in self.earlier]
 
     def _state(self) -> PacerState:
         """The pacer's state. One that was restarted gets the last rate."""
@@ -369,9 +394,9 @@ class EmbeddingSupervisor:
             if self.paced is not None and state.incarnation != self.paced.incarnation:
                 self.items_before += self.paced.items
                 self.tell("pacer restarted", "the embedding actors waited for it")
-                self.set_rate(self.rate)
+                if self.rate is not None:
+                    self.set_rate(self.rate)
             self.paced = state
-            self.embedders |= set(state.pids)
             return state
 
     def close(self) -> None:

@@ -210,7 +210,7 @@ class ShardSet:
             RuntimeError: a shard cannot be started, or does not come back in time.
         """
         sizes: dict[int, ShardSize] = {}
-        until = time.monotonic() + _PATIENCE_S
+        began = time.monotonic()
         while len(sizes) < len(self.actors):
             waiting = {i: s.apply.remote(applied) for i, s in enumerate(self.actors) if i not in sizes}
             for shard, call in waiting.items():
@@ -220,11 +220,12 @@ class ShardSet:
                         self.tell("shard restarted", f"shard {shard}")
                     self.pids[shard] = pid
                 except ray.exceptions.RayActorError as error:
-                    if time.monotonic() > until or error.actor_init_failed:
+                    waited_s = time.monotonic() - began
+                    if waited_s > _PATIENCE_S or error.actor_init_failed:
                         raise RuntimeError(
                             f"shard {shard} failed to start, or did not come back in {_PATIENCE_S:g} s; see Ray's logs"
                         ) from error
-                    self.room()
+                    self.room(waited_s)
                     time.sleep(0.1)
                 except ray.exceptions.RayTaskError as error:
                     if not isinstance(error.cause, BadPartError):

@@ -27,6 +27,8 @@ from ray_backfill.workers.waiting import answer_of, answers_of, ended
 _WRITE_S = 5.0
 # Seconds between two looks after the actors while only traffic runs.
 _REST_S = 1.0
+# Seconds that the first answers may take, before any query is due.
+_WARM_UP_S = 60.0
 # Maximum number of requests that ``recent`` looks back on.
 _RECENT = 20_000
 
@@ -43,6 +45,11 @@ class TrafficActor:
         self.files, self.is_stopped, self.zero = 0, False, 0.0
         self.failure: Exception | None = None
 
+    async def warm_up(self, deadline_s: float) -> None:
+        """Ask once, unrecorded: while kernels are loaded and shards connected, an actor answers nothing."""
+        with suppress(UnansweredError):
+            await self.router.search(self.backward[:1], self.forward[:1], self.job.k, deadline_s)
+
     async def run(self, zero: float, since: float | None = None) -> None:
         """Send until ``stop``; returns when all answers have arrived and all events are on disk.
 
@@ -50,6 +57,7 @@ class TrafficActor:
         schedule. Raises the error of a query that failed other than by its deadline.
         """
         self.zero, settings = zero, self.job.settings
+        await self.warm_up(settings.deadline_s)  # of an incarnation that replaces another one
         started, writer = time.time(), asyncio.create_task(self._write_regularly())
         began, warm_until = since or started, started + settings.warm_up_s
         pending: set[asyncio.Task[None]] = set()
@@ -137,7 +145,8 @@ class Traffic:
         self.running: list[Any] = []
 
     def wait_until_ready(self) -> None:
-        answers_of([actor.__ray_ready__.remote() for actor in self.actors])
+        """Returns when all actors can send at once."""
+        answers_of([actor.warm_up.remote(_WARM_UP_S) for actor in self.actors])
 
     def start(self, zero: float) -> None:
         """Start sending, until ``stop``. zero: ``time.time`` when the drill began."""

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ray_backfill.drill.report.drill_folder import DURING, Drill, periods
+from ray_backfill.drill.report.drill_folder import Drill
+from ray_backfill.drill.tables import Phase
 from ray_backfill.engine.systems import IntArray
 from ray_backfill.page import charts as page
 from ray_backfill.page.charts import COLOURS, Chart, DrawnCurve, Style, range_of
@@ -163,19 +164,18 @@ def _latency(drill: Drill, points: Points) -> Chart:
 
 
 def _queries(drill: Drill, points: Points) -> Chart:
-    served, total = drill.timeline.queries[~drill.timeline.is_measuring].mean(), drill.timeline.unanswered.sum()
     failed, when = points.unanswered.mean().to_numpy(), _middles(drill, points)
     at, lost = when[failed > 0], failed[failed > 0]
+    total = count(drill.total(lambda c: c.unanswered))
     curves = [
-        _curve(drill, "answered", f"{rate(served)}/s", ANSWERED, points, points.queries.mean()),
-        DrawnCurve("unanswered", "unanswered", f"{total:,} in total", UNANSWERED, at, lost),
+        _curve(drill, "answered", f"{rate(drill.queries_per_s)}/s", ANSWERED, points, points.queries.mean()),
+        DrawnCurve("unanswered", "unanswered", f"{total} in total", UNANSWERED, at, lost),
     ]
     return _chart(drill, "Queries", "per second", "", curves, range_of(curves, from_zero=True))
 
 
 def _backfill(drill: Drill, points: Points) -> Chart:
-    during = periods(drill).get(DURING)
-    number = f"{rate(during.items_per_s) if during else 0}/s"
+    number = f"{rate(drill.phases[Phase.DURING].items_per_s) if Phase.DURING in drill.phases else 0}/s"
     curves = [_curve(drill, "items", number, ITEMS, points, points["items"].mean())]
     return _chart(drill, "Backfill", "items per second", "", curves, range_of(curves, from_zero=True))
 

@@ -1,7 +1,4 @@
-"""The folder of a live drill in memory: five tables and a manifest in, one frozen ``Drill`` out.
-
-Latency before, during and after the backfill are medians over the seconds of its timeline.
-"""
+"""The folder of a live drill in memory: six tables and a manifest in, one frozen ``Drill`` out."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,12 +12,20 @@ import pandas as pd
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import RowT, read_manifest, read_table, rows_of
-from ray_backfill.drill.tables import CheckpointRow, DrillFacts, IncidentRow, QualityRow, ReplayedRow, SecondRow
+from ray_backfill.drill.tables import (
+    SERVING,
+    CheckpointRow,
+    DrillFacts,
+    IncidentRow,
+    Phase,
+    PhaseRow,
+    QualityRow,
+    ReplayedRow,
+    SecondRow,
+)
 
 AGAIN = "run the live drill again"
 SAME_T = 1e-6  # tolerance for equal progress: a millionth of a gallery is at most a few items
-BEFORE, DURING, AFTER, MEASURING = "before the first item", "during the backfill", "after the backfill", "measuring"
-FEW_SECONDS = 3  # a median of fewer seconds is meaningless
 
 
 class Gap(NamedTuple):
@@ -36,13 +41,14 @@ class Drill:
     """The folder of a live drill in memory.
 
     quality: by metric, in checkpoint order. replayed: by (metric, serving), sorted by progress. timeline: of
-    ``SecondRow``. It and incidents are sorted by time. settings: the settings in the drill's manifest.
+    ``SecondRow``. It and incidents are sorted by time. phases: by name. settings: the settings in the drill's manifest.
     """
 
     checkpoints: tuple[CheckpointRow, ...]
     quality: dict[str, list[QualityRow]]
     replayed: dict[tuple[str, str], list[ReplayedRow]]
     timeline: pd.DataFrame
+    phases: dict[str, PhaseRow]
     incidents: tuple[IncidentRow, ...]
     facts: DrillFacts
     settings: Mapping[str, Any]
@@ -80,7 +86,14 @@ class Drill:
     @property
     def has_traffic(self) -> bool:
         """Whether any query was sent."""
-        return self.sent > 0 or bool(self.timeline.queries.any())
+        return self.sent > 0
+
+    @property
+    def queries_per_s(self) -> float:
+        """Rate of answered queries in all phases but warm-ups and measurements; NaN without traffic."""
+        serving = [self.phases[name] for name in SERVING if name in self.phases]
+        seconds = sum(phase.seconds for phase in serving)
+        return sum(phase.queries for phase in serving) / seconds if self.has_traffic and seconds else math.nan
 
     def promised(self, checkpoint: CheckpointRow, metric: str) -> float:
         """The replayed quality at a checkpoint; NaN if there is none.
@@ -123,7 +136,7 @@ class Drill:
 
 
 def read_drill(folder: Path) -> Drill:
-    """Read checkpoints, quality, replayed, timeline, incidents and manifest.json of a live drill.
+    """Read checkpoints, quality, replayed, timeline, phases, incidents and manifest.json of a live drill.
 
     Raises:
         InputError: the folder, a file, a column or a key is missing, or the files contradict each other.
@@ -143,6 +156,7 @@ def read_drill(folder: Path) -> Drill:
         quality,
         _grouped(rows("replayed", ReplayedRow, lambda r: r.t), lambda r: (r.metric, r.serving)),
         read_table(folder / "timeline.parquet", SecondRow, AGAIN, may_be_empty=True).sort_values("elapsed_s"),
+        {row.phase: row for row in rows("phases", PhaseRow, lambda p: list(Phase).index(Phase(p.phase)), True)},
         tuple(rows("incidents", IncidentRow, lambda i: i.elapsed_s, may_be_empty=True)),
         DrillFacts.of(manifest),
         manifest.get("settings", {}),
@@ -163,47 +177,10 @@ def _grouped(rows: Sequence[RowT], key: Callable[[RowT], Any]) -> dict[Any, list
     return groups
 
 
-@dataclass(frozen=True)
-class Period:
-    """All seconds of one kind. p50_ms and p99_ms: medians over the seconds with answered queries."""
-
-    name: str
-    seconds: int
-    p50_ms: float
-    p99_ms: float
-    queries_per_s: float
-    items_per_s: float
-    unanswered: int
-
-
-def periods(drill: Drill) -> dict[str, Period]:
-    """The periods that occurred, by name: before the first item, during and after the backfill, measuring."""
-    seconds, place = drill.timeline, np.arange(len(drill.timeline))
-    at_work = place[seconds["items"] > 0]
-    first, last = (at_work[0], at_work[-1]) if len(at_work) else (len(seconds), len(seconds))
-    is_serving = ~(seconds.is_measuring | seconds.is_warm_up)
-    kinds = {
-        BEFORE: is_serving & (place < first),
-        DURING: is_serving & (first <= place) & (place <= last),
-        AFTER: is_serving & (place > last),
-        MEASURING: seconds.is_measuring,
-    }
-    return {name: _period(name, seconds[of_kind]) for name, of_kind in kinds.items() if of_kind.any()}
-
-
-def _period(name: str, of: pd.DataFrame) -> Period:
-    waits, rates = (of.p50_ms.median(), of.p99_ms.median()), (of.queries.mean(), of["items"].mean())
-    return Period(name, len(of), *waits, *rates, int(of.unanswered.sum()))
-
-
 def cost(drill: Drill) -> tuple[float, float] | None:
-    """p99 of a typical second before and during the backfill, in ms; None if either has too few seconds."""
-    found = periods(drill)
-    before, during = found.get(BEFORE), found.get(DURING)
-    if before is None or during is None or min(before.seconds, during.seconds) < FEW_SECONDS:
-        return None
-    both = before.p99_ms, during.p99_ms
-    return both if np.isfinite(both).all() else None
+    """p99 of a typical second before and during the backfill, in ms; None if either has too few requests."""
+    both = tuple(drill.phases[name].p99_ms for name in (Phase.BEFORE, Phase.DURING) if name in drill.phases)
+    return both if len(both) == 2 and np.isfinite(both).all() else None
 
 
 def median(values: Iterable[float]) -> float:

@@ -1,20 +1,22 @@
 """The page of a live drill as one self-contained HTML file."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ray_backfill.drill.report import charts, sentences
-from ray_backfill.drill.report.drill_folder import Drill, periods
+from ray_backfill.drill.report.drill_folder import Drill
 from ray_backfill.drill.tables import CheckpointRow, IncidentRow, QualityRow
 from ray_backfill.page.heading import date_of, name_of, recipe_of, top_notes, without_folders
 from ray_backfill.page.numbers import count, duration, megabytes, milliseconds, percent, rate, signed_points
 from ray_backfill.page.parts import bind, data_facts, flatten, page_charts, page_environment
 from ray_backfill.page.sections import Cell, PageTable, table_of, text_table, word
 
-PERIOD_HEADS = ["phase", "seconds", "p50 (ms)", "p99 (ms)", "queries per second", "items per second", "unanswered"]
+PHASE_HEADS = ["phase", "seconds", "p50 (ms)", "p99 (ms)", "answered", "queries/s", "unanswered", "items", "items/s"]
 SPACE = "\u00a0"  # keeps a heading from breaking here
 # Heading, whether the column is shown, and the cell of a row.
 Column = tuple[str, bool, Callable[[CheckpointRow, QualityRow], str]]
+FEW = "few"  # requests, too few for a quantile
 MANY_INCIDENTS = 20  # only this many incidents are shown without unfolding
 
 
@@ -36,7 +38,7 @@ def render(drill: Drill) -> str:
         timeline=page_charts(charts.timeline_charts(drill), "time"),
         partitions=page_charts(charts.partition_charts(drill), "partitions"),
         recall=page_charts(charts.recall_charts(drill), "recall"),
-        periods=text_table("Latency in each phase", PERIOD_HEADS, _periods(drill)),
+        phases=text_table("Latency in each phase", PHASE_HEADS, _phases(drill)),
         checkpoints=text_table("All checkpoints", *checkpoint_table(drill), css="dense"),
         metrics=[
             (metric, text_table(f"{metric} at every checkpoint", *metric_table(drill, metric)))
@@ -92,17 +94,22 @@ def _incidents(found: Sequence[IncidentRow]) -> PageTable:
     return table_of("Incidents", [[*zip(("time", "incident", "details"), row, strict=True)] for row in rows], css="")
 
 
-def _periods(drill: Drill) -> list[list[str]]:
-    """Rows for a typical second before, during and after the backfill; [] without traffic."""
+def _phases(drill: Drill) -> list[list[str]]:
+    """One row per phase; [] without traffic. Counts add up to those of the whole drill."""
     if not drill.has_traffic:
         return []
     return [
         [
-            *(s.name, count(s.seconds), milliseconds(s.p50_ms), milliseconds(s.p99_ms)),
-            *(rate(s.queries_per_s), rate(s.items_per_s), count(s.unanswered)),
+            *(p.phase, f"{p.seconds:,.1f}", wait(p.p50_ms, p.requests), wait(p.p99_ms, p.requests), count(p.queries)),
+            *(rate(p.queries_per_s), count(p.unanswered), count(p.items), rate(p.items_per_s)),
         ]
-        for s in periods(drill).values()
+        for p in drill.phases.values()
     ]
+
+
+def wait(latency_ms: float, requests: int) -> str:
+    """A latency, or that the requests were too few for it."""
+    return FEW if math.isnan(latency_ms) and requests else milliseconds(latency_ms)
 
 
 def checkpoint_table(drill: Drill) -> tuple[list[str], list[list[str]]]:
@@ -117,9 +124,9 @@ def checkpoint_table(drill: Drill) -> tuple[list[str], list[list[str]]]:
         (f"−{SPACE}replay", True, lambda c, q: signed_points(q.live - drill.promised(c, drill.primary))),
         ("recall old", approximate, lambda c, q: percent(c.old_recall)),
         ("recall new", approximate, lambda c, q: percent(c.new_recall)),
-        ("p50 ms", traffic, lambda c, q: milliseconds(c.p50_ms)),
-        ("p95 ms", traffic, lambda c, q: milliseconds(c.p95_ms)),
-        ("p99 ms", traffic, lambda c, q: milliseconds(c.p99_ms)),
+        ("p50 ms", traffic, lambda c, q: wait(c.p50_ms, c.queries + c.unanswered)),
+        ("p95 ms", traffic, lambda c, q: wait(c.p95_ms, c.queries + c.unanswered)),
+        ("p99 ms", traffic, lambda c, q: wait(c.p99_ms, c.queries + c.unanswered)),
         ("queries/s", traffic, lambda c, q: rate(c.queries_per_s)),
         ("items/s", True, lambda c, q: rate(c.items_per_s)),
         ("old items", True, lambda c, q: count(c.old_items)),

@@ -20,7 +20,7 @@ LIVE_GLOSSARY = {
     "Old, new partition": "Each shard keeps its items in two indexes: items that still have their old embedding, and "
     "backfilled items. Exactly one of them must serve each item at every moment.",
     "p50, p95, p99": "Half, 95 % and 99 % of the queries were answered within this time. It counts from the moment the "
-    "query was due, so that a stall is visible.",
+    "query was due, so that a stall is visible. Fewer than 2, 20 and 100 requests are too few for it.",
     "Unanswered": "Queries of the traffic that got no answer by their deadline, retries included.",
     "Retried": "Queries that had to be sent again, for example because a shard had died.",
     "Violation": "An answer that violates an invariant of the service, for example one that contains an item twice or "
@@ -181,15 +181,14 @@ def _work(drill: Drill) -> str:
         work += f", up to {moment(last)}"
     if not drill.has_traffic:
         return f"{work}. No queries were sent meanwhile."
-    answered = rate(median(c.queries_per_s for c in forward))
-    return f"{work}, while {answered} queries per second were answered."
+    return f"{work}, while {rate(drill.queries_per_s)} queries per second were answered."
 
 
 def _latency(drill: Drill) -> str:
     # The first checkpoint's latency is from before the backfill.
     known = [c for c in drill.checkpoints[1:] or drill.checkpoints if math.isfinite(c.p99_ms)]
     if not known:
-        return ""
+        return "No checkpoint has the 100 queries before it that a p99 latency takes." if drill.has_traffic else ""
     worst = max(known, key=lambda c: c.p99_ms)
     middle = median(c.p99_ms for c in known)
     sentence = f"p99 latency was {milliseconds(middle)} ms"

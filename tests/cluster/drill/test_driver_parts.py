@@ -7,19 +7,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from ray_backfill.data.folder import StoredSplit
 from ray_backfill.drill.jobs import FromStore, PartsJob
 from ray_backfill.drill.journal import Applied, Incident, Journal, Started, Throttled, of_type
 from ray_backfill.drill.parts import BadPartError, Embedded, part_path, write_part
-from ray_backfill.drill.plan import Operation
+from ray_backfill.drill.plan import DrillPlan, Operation, write_plan
 from ray_backfill.drill.ray import driver as driving
 from ray_backfill.drill.ray import embedding as embedding_actors
 from ray_backfill.drill.ray.driver import Recorder, ThrottleLoop
 from ray_backfill.drill.ray.embedding import Arrivals, EmbeddingSupervisor
 from ray_backfill.drill.settings import ThrottleSettings
+from ray_backfill.drill.tables import Checkpoint
 from ray_backfill.workers.settings import EmbedActors
+from tests.cluster.drill._drill import ITEMS, write_folder
+
+# What Ray calls the process of an embedding actor that runs nothing.
+IDLE = "ray::MapWorker(Map(_Embedder))"
 
 
 def test_the_clock_goes_on_where_the_last_driver_stopped(tmp_path: Path) -> None:
@@ -80,6 +86,34 @@ def test_embeddings_are_made_again_three_times_at_most(
     with pytest.raises(RuntimeError, match=r"damaged \(rebuilt 3 times\); check the disk"):
         embedding.make_again(BadPartError(5, "damaged"))
     embedding.close()
+
+
+def test_an_idle_embedding_actor_that_dies_is_an_incident(tmp_path: Path, ray_session: None) -> None:
+    """Four operations of one item; while the last one waits for its turn, one of two actors has nothing to do."""
+    data, told = write_folder(tmp_path / "data"), list[tuple[str, str]]()
+    operations = tuple(Operation(number, "backfill", np.array([number])) for number in range(4))
+    plan = DrillPlan(ITEMS, np.arange(ITEMS), np.empty(0, int), operations, (Checkpoint(0, 0, 0.0),))
+    write_plan(tmp_path / "plan", plan)
+    source = FromStore(StoredSplit(data / "gallery.parquet"), ITEMS)
+    job = PartsJob(tmp_path, source, ("old",), ("new",), EmbedActors(number=2, cpus=0.5))
+    embedding = EmbeddingSupervisor(job, ThrottleSettings(0.2), lambda what, detail: told.append((what, detail)))
+    with embedding.running(plan):
+        embedding.set_rate(0.2)
+        until = time.monotonic() + 120
+        idle: list[psutil.Process] = []
+        while sum(1 for _ in tmp_path.glob("parts/*.parquet")) < 3 or len(idle) != 1:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+            running = [psutil.Process(actor["Pid"]) for actor in embedding.actors() if actor["State"] == "ALIVE"]
+            idle = [process for process in running if process.name() == IDLE]
+        embedding.look_after()
+        assert not told
+        idle[0].kill()
+        while not told:
+            assert time.monotonic() < until, "nobody has noticed"
+            time.sleep(0.1)
+            embedding.look_after()
+    assert [what for what, _ in told] == ["embedding actor died"]
 
 
 def test_no_thread_of_a_driver_calls_ray_after_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

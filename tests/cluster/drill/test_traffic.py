@@ -17,10 +17,10 @@ from ray_backfill.drill.traffic import Sender, read_events
 
 
 class Answers:
-    """A router that in turn answers, exceeds the deadline, or fails."""
+    """A router that answers an actor's warm-up, then in turn answers, exceeds the deadline, or fails."""
 
     def __init__(self, *turns: str) -> None:
-        self.turns = list(turns)
+        self.turns = ["answer", *turns]
 
     async def search(self, backward: Any, forward: Any, k: int, deadline_s: float) -> Routed:
         turn = self.turns.pop(0) if self.turns else "answer"
@@ -62,6 +62,22 @@ def test_every_request_leaves_an_event(tmp_path: Path) -> None:
     assert (events.latency_ms[events.is_answered] >= 10).all()
     assert events.is_warm_up.sum() == 10
     assert events[["applied_least", "old_items"]].to_numpy()[:2].tolist() == [[4, 6], [-1, -1]]
+
+
+def test_no_query_waits_for_what_the_first_answer_loads(tmp_path: Path) -> None:
+    """The first answer holds up the whole actor, as kernels do while they are loaded."""
+
+    class Loading(Answers):
+        async def search(self, *of: Any) -> Routed:
+            if self.turns:  # none has been taken yet
+                time.sleep(0.6)
+            return await super().search(*of)
+
+    sent(tmp_path, Loading(), 1.0)
+    events = read_events(tmp_path)
+    assert len(events) > 10
+    assert events.is_answered.all()
+    assert events.latency_ms.max() < 500
 
 
 def test_what_fails_for_another_reason_is_written_down_and_raised(tmp_path: Path) -> None:

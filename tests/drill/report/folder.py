@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 
 from ray_backfill.core.schema import frame, write_table
-from ray_backfill.drill.tables import CheckpointRow, DrillFacts, IncidentRow, QualityRow, ReplayedRow, SecondRow
+from ray_backfill.drill.tables import (
+    CheckpointRow,
+    DrillFacts,
+    IncidentRow,
+    Phase,
+    PhaseRow,
+    QualityRow,
+    ReplayedRow,
+    SecondRow,
+)
 
 NAN = math.nan
 ITEMS, STEP_S, WARM_S, MEASURE_S, QUERIES_PER_S = 1000, 20, 5, 3, 50
@@ -146,3 +155,19 @@ def write_timeline(folder: Path, seconds: int, traffic: bool = True, killed_at: 
             )
         )
     write_table(folder / "timeline.parquet", frame(SecondRow, rows))
+    write_table(folder / "phases.parquet", frame(PhaseRow, _phases(rows)))
+
+
+def _phases(rows: Sequence[SecondRow]) -> list[PhaseRow]:
+    """The phases of a timeline, by whole seconds."""
+    of: dict[Phase, list[SecondRow]] = {}
+    for row in rows:
+        idle = Phase.BEFORE if row.elapsed_s < WARM_S else Phase.AFTER
+        phase = Phase.MEASURING if row.is_measuring else Phase.DURING if row.items else idle
+        of.setdefault(phase, []).append(row)
+    found = []
+    for phase in [phase for phase in Phase if phase in of]:
+        queries, items = (sum(getattr(row, name) for row in of[phase]) for name in ("queries", "items"))
+        p50_ms, p99_ms = (float(np.median([getattr(row, name) for row in of[phase]])) for name in ("p50_ms", "p99_ms"))
+        found.append(PhaseRow(phase.value, float(len(of[phase])), queries, queries, 0, items, p50_ms, p99_ms))
+    return found

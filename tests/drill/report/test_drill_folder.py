@@ -9,8 +9,8 @@ import pytest
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.drill.report import print_live_table, write_live_report
-from ray_backfill.drill.report.drill_folder import AFTER, BEFORE, DURING, MEASURING, cost, periods, read_drill
-from ray_backfill.drill.tables import IncidentRow
+from ray_backfill.drill.report.drill_folder import cost, read_drill
+from ray_backfill.drill.tables import IncidentRow, Phase
 from tests.drill.report.folder import ITEMS, replayed_value, write_drill, write_timeline
 
 TABLES = ["checkpoints.parquet", "quality.parquet", "replayed.parquet", "timeline.parquet", "incidents.parquet"]
@@ -104,24 +104,16 @@ def test_items_are_counted_with_those_that_came_and_went(tmp_path: Path) -> None
     assert [items for _, items in never] == [2]
 
 
-def test_situations_are_told_apart(tmp_path: Path) -> None:
-    found = periods(read_drill(write_drill(tmp_path)))
-    assert list(found) == [BEFORE, DURING, AFTER, MEASURING]
-    frame = pd.read_parquet(tmp_path / "timeline.parquet")
-    before, during = frame[frame["elapsed_s"] < 5], frame[frame["items"] > 0]
-    assert found[BEFORE].seconds == 5
-    assert found[BEFORE].p99_ms == sorted(before["p99_ms"])[2]
-    assert found[DURING].seconds == len(during) == 10 * 17
-    assert found[DURING].p99_ms == pytest.approx(during["p99_ms"].median())
-    assert found[DURING].items_per_s == 6.0
-    assert found[MEASURING].seconds == frame["is_measuring"].sum()
-    assert math.isnan(found[MEASURING].p99_ms)
-    assert cost(read_drill(tmp_path)) == (found[BEFORE].p99_ms, found[DURING].p99_ms)
+def test_the_cost_is_that_of_the_phases(tmp_path: Path) -> None:
+    drill = read_drill(write_drill(tmp_path))
+    assert list(drill.phases) == [Phase.BEFORE, Phase.DURING, Phase.AFTER, Phase.MEASURING]
+    assert cost(drill) == (drill.phases[Phase.BEFORE].p99_ms, drill.phases[Phase.DURING].p99_ms)
+    assert drill.queries_per_s == pytest.approx(50)
 
 
-def test_too_few_seconds_tell_no_cost(tmp_path: Path) -> None:
+def test_too_few_requests_tell_no_cost(tmp_path: Path) -> None:
     write_drill(tmp_path)
-    change(tmp_path / "timeline.parquet", lambda frame: frame[frame["elapsed_s"] >= 3])
+    change(tmp_path / "phases.parquet", lambda frame: frame.assign(p99_ms=frame.p99_ms.where(frame.index > 0)))
     assert cost(read_drill(tmp_path)) is None
     write_timeline(tmp_path, 200, traffic=False)
     assert cost(read_drill(tmp_path)) is None

@@ -57,7 +57,7 @@ def test_what_was_run_and_what_it_cost(tmp_path: Path) -> None:
         ["traffic.rate", "50.0"],
         ["old_index.kind", "flat"],
         ["ray_backfill", "0.1.0"],
-        ["before the first item", "5", "12", "30", "50", "0", "0"],
+        ["before the backfill", "5.0", "12", "30", "250", "50", "0", "0", "0"],
     ):
         assert row in cells.rows
     assert "python jobs/live.py --data shop --out runs/shop" in text
