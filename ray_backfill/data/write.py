@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from ray_backfill.core.errors import InputError, local_path
+from ray_backfill.core.errors import InputError, local_path, regular_file
 from ray_backfill.core.schema import write_checked
 from ray_backfill.core.stages import write_whole
 from ray_backfill.data.columns import MODELS
@@ -86,8 +86,9 @@ def load_array(path: Path | None) -> NDArray[Any] | None:
     """Map the array in a file of numpy (.npy); None for None. Raises InputError if the file cannot be read."""
     if path is None:
         return None
+    regular_file(local_path(path))
     try:
-        array: NDArray[Any] = np.load(local_path(path), mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; give a file that numpy.save wrote (.npy)") from None
     except (OSError, ValueError, EOFError) as error:

@@ -171,7 +171,7 @@ def _check(split: str, table: pa.Table, sources: ItemSources) -> None:
             raise InputError(f"{what}: the column of the {name} holds {kind}; it must hold integers or texts")
     ids = table["id"].to_pandas()
     if (twice := ids[ids.duplicated()]).size:
-        raise InputError(f"{what}: the {split} has the id {twice.iloc[0]!r} twice; make ids unique")
+        raise InputError(f"{what}: the {split} has the id {twice.tolist()[0]!r} twice; make ids unique")
 
 
 def _texts(sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
