@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_backfill.core.errors import InputError
+from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.core.runkey import fingerprint
 from ray_backfill.core.schema import open_checked, read_checked, reading
 from ray_backfill.engine.systems import IntArray
@@ -192,7 +192,7 @@ NUMBERS = tuple(name for name, read in COLUMNS.items() if read is as_numbers)
 
 def part_files(path: Path) -> list[Path]:
     """The files of a split, in the order of their names. Raises InputError if there are none."""
-    files = [path] if path.is_file() else sorted(path.glob("*.parquet"))
+    files = [path] if regular_file(path).is_file() else sorted(path.glob("*.parquet"))
     if not files:
         raise InputError(f"{path} is missing; it must be a Parquet file or a folder of Parquet parts")
     return files

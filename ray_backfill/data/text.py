@@ -10,7 +10,7 @@ from ray_backfill.core.errors import InputError
 # Bytes of a line, and arrays and objects in each other. Arrow refuses longer lines, and dies of deeper ones.
 _LONGEST = 2 << 20
 _DEEPEST = 1000
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def lines_of(opened: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
@@ -25,7 +25,7 @@ def lines_of(opened: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
         try:
             line.isascii() or line.decode()
         except UnicodeDecodeError as error:
-            encoding = "utf-16" if line.startswith(_UTF_16) else "latin1"
+            encoding = "utf-16" if line.startswith(UTF_16) else "latin1"
             file = name.rsplit("/", 1)[-1]
             raise InputError(
                 f"{name}, line {number:,}: byte 0x{line[error.start]:02x} is not UTF-8; convert the file, for example "

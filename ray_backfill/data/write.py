@@ -92,7 +92,7 @@ def load_array(path: Path | None) -> NDArray[Any] | None:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; give a file that numpy.save wrote (.npy)") from None
     except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path} holds no array ({error}); give a file that numpy.save wrote (.npy)") from error
+        raise InputError(f"{path} holds no array that can be read; give a file that numpy.save wrote (.npy)") from error
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path} holds several arrays; give a file that numpy.save wrote (.npy)")
     return array
@@ -147,6 +147,8 @@ def _column(split: str, name: str, values: Any) -> pa.Array:
         return pa.array([row.tolist() for row in rows])
     array = as_array(values, what)
     try:
+        if array.ndim == 2 and array.dtype.kind in "cmM":
+            raise TypeError("complex numbers, dates and times are no embeddings")  # numpy would make some of them
         if array.ndim == 2:
             return vector_column(array if array.dtype == np.float16 else array.astype(np.float32))
         if array.ndim == 1 and name not in MODELS:

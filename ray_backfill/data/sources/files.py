@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind, skipping
-from ray_backfill.data.text import check_json_lines, lines_of
+from ray_backfill.data.text import UTF_16, check_json_lines, lines_of
 
 _ARROW = (".arrow", ".feather", ".ipc")
 _TEXT = {".csv": ",", ".tsv": "\t"}
@@ -134,6 +134,9 @@ def _open_text(delimiter: str, system: pa.fs.FileSystem, files: Files) -> _Table
                     raise
                 raise InputError(_not_utf8(system, [file])) from error
 
+    with system.open_input_stream(files[0].path) as start:
+        if start.read(2) in UTF_16:
+            raise InputError(_not_utf8(system, files))
     schema = opened(files[0]).schema
     if _has_bytes(schema):
         raise InputError(_not_utf8(system, files))
@@ -276,7 +279,11 @@ def _problems(text: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:
         said = " ".join(str(error).split())
-        remedy = "; a column of text must have text in its first rows, too" if "conversion error" in said else ""
+        remedies = {
+            "conversion error": "a column of text must have text in its first rows, too",
+            "Invalid UTF8": "write its texts again as UTF-8",
+        }
+        remedy = "".join(f"; {remedies[sign]}" for sign in remedies if sign in said)
         raise InputError(f"{text} cannot be read: {said}{remedy}") from error
 
 
