@@ -7,7 +7,7 @@ import sys
 from typing import Any, TextIO
 
 # What the encoding of a terminal may lack -> the same in ASCII. A minus sign must not be lost.
-_IN_ASCII = {"−": "-", "–": "-", "’": "'", "“": '"', "”": '"', "…": "...", "→": "->", "×": "x", "±": "+-", "≥": ">="}
+_IN_ASCII = {"−": "-", "–": "-", "’": "'", "“": '"', "”": '"', "…": "...", "→": "->", "✓": "yes", "×": "x"}
 
 
 class _Lasting(io.FileIO):
@@ -35,9 +35,8 @@ codecs.register_error("ray_backfill.in_ascii", _in_ascii)
 
 def lasting(number: int, encoding: str) -> TextIO:
     """A stream to this file descriptor, which it closes. It raises no error; ``problem_of`` has what went wrong."""
-    raw = _Lasting(number, "w", closefd=number > 2)
-    line_buffering = number > 1 or raw.isatty()
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "ray_backfill.in_ascii", line_buffering=line_buffering)
+    raw, lines = _Lasting(number, "w", closefd=number > 2), number > 1 or os.isatty(number)
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "ray_backfill.in_ascii", line_buffering=lines)
 
 
 def problem_of(stream: TextIO) -> OSError | None:

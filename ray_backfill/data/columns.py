@@ -78,6 +78,11 @@ def unknown(labels: NDArray[Any]) -> NDArray[np.bool_]:
     return labels == -1 if labels.dtype.kind == "i" else np.zeros(len(labels), bool)
 
 
+def native(values: NDArray[Any]) -> NDArray[Any]:
+    """The values as Arrow can have them: in the machine's order of bytes, and numbers of at most 64 bits."""
+    return values.astype(np.float64 if values.dtype == np.longdouble else values.dtype.newbyteorder("="), copy=False)
+
+
 def some(rows: NDArray[Any]) -> str:
     """List the first three offending rows or ids, for a message."""
     return ", ".join(str(row) for row in rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")

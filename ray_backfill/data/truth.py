@@ -1,6 +1,7 @@
 """Right answers: ways to know them, by the words of ``--truth``, and what a comparison makes of them."""
 
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -348,24 +349,25 @@ def _qrels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
 
 def _read_qrels(path: Path) -> pd.DataFrame:
     """Query, item and grade of each line, as text. The index has the numbers of the lines, from 1."""
-    words, numbers = list[list[str]](), list[int]()
+    why = ""
     try:
         with regular_file(path).open("rb") as opened:
-            for number, line in lines_of(opened, str(path)):
-                if found := line.decode().split():
-                    words.append(found)
-                    numbers.append(number)
+            deque(lines_of(opened, str(path)), maxlen=0)
+        # An id may be "null" or "NA".
+        plain: Any = {"header": None, "dtype": str, "quoting": 3, "keep_default_na": False}
+        lines = pd.read_csv(path, sep=r"\s+", skip_blank_lines=False, **plain).fillna("")
+        lines = lines[(lines != "").any(axis=1)]
+    except InputError:
+        raise
+    except pd.errors.EmptyDataError as error:
+        raise InputError(f"{path} is empty") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    if not words:
-        raise InputError(f"{path} is empty")
-    wrong = next((place for place, found in enumerate(words) if len(found) != len(_QRELS)), None)
-    if wrong is not None:
-        raise InputError(
-            f"{path}, line {numbers[wrong]}: {len(words[wrong])} words; it must have four words in each line (query, "
-            "iteration, item, grade)"
-        )
-    return pd.DataFrame(words, numbers, _QRELS)[["query", "item", "grade"]]
+    except ValueError as error:
+        lines, why = pd.DataFrame(), f": {' '.join(str(error).split())}"
+    if lines.shape[1] != len(_QRELS) or (lines == "").to_numpy().any():
+        raise InputError(f"{path} must have four words in each line (query, iteration, item, grade){why}")
+    return lines.set_axis(_QRELS, axis=1).set_axis(lines.index + 1).drop(columns="iteration")
 
 
 def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
@@ -378,22 +380,18 @@ def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
         raise InputError(f"{source.name} has no rows")
     table = pa.Table.from_batches(batches)
     empty = np.any([_is_empty(plain(table[name])) for name in ("query", "item")], axis=0)
-    rows = table.filter(pa.array(~empty))
-    if not len(rows):
+    if empty.all():
         raise InputError(f"{source.name} has no row with both a query and an item")
-    counts = as_weights(rows["clicks"], source.name, "clicks") if "clicks" in names else np.ones(len(rows))
-    lines = pd.DataFrame(
-        {name: as_ids(rows[name], source.name, name) for name in ("query", "item")} | {"clicks": counts}
-    )
+    # An empty row has the values of the first one that is not, so that messages have the right numbers of rows.
+    table = table.take(pa.array(np.where(empty, empty.argmin(), np.arange(len(table)))))
+    read = {name: (as_weights if name == "clicks" else as_ids)(table[name], source.name, name) for name in names}
+    lines = pd.DataFrame({"clicks": np.ones(len(table))} | read)[~empty]
     pairs = lines.groupby(["query", "item"], as_index=False)["clicks"].sum()
     clicks = pairs["clicks"].to_numpy(np.float64)
     ground, notes = from_pairs(folder, source.name, pairs["query"].to_numpy(), pairs["item"].to_numpy(), clicks)
     if empty.any():
-        lacking = some(np.flatnonzero(empty))
-        notes = (
-            *notes,
-            f"Rows of {source.name} without a query or an item: {empty.sum():,} (row {lacking}). They were not used.",
-        )
+        which = f"{empty.sum():,} (row {some(np.flatnonzero(empty))})"
+        notes = (*notes, f"Rows of {source.name} without a query or an item: {which}. They were not used.")
     of_query = pairs.groupby(pairs["query"].astype(str))["clicks"].sum()
     # A query without clicks has no right answer, so its weight counts nowhere.
     weights = of_query.reindex((folder.queries or folder.gallery).id.astype(str)).fillna(1.0).to_numpy()

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from ray_backfill.core.errors import InputError, local_path, regular_file
 from ray_backfill.core.schema import write_checked
 from ray_backfill.core.stages import write_whole
-from ray_backfill.data.columns import MODELS
+from ray_backfill.data.columns import MODELS, native
 from ray_backfill.data.folder import SPLITS, EmbeddingFolder, EmbeddingTable, read_folder, read_train
 from ray_backfill.data.vectors import is_vectors
 from ray_backfill.engine.systems import as_array
@@ -145,16 +145,18 @@ def _column(split: str, name: str, values: Any) -> pa.Array:
         if any(row.ndim != 1 for row in rows):
             raise InputError(f"{what} must have a list of {_LISTS[name]} for each query")
         return pa.array([row.tolist() for row in rows])
-    array = as_array(values, what)
+    array = native(as_array(values, what))
     try:
-        if array.ndim == 2 and array.dtype.kind in "cmM":
-            raise TypeError("complex numbers, dates and times are no embeddings")  # numpy would make some of them
+        if np.ma.is_masked(array) or (
+            array.ndim == 2 and array.dtype.kind in "cmM"
+        ):  # numpy would make numbers of them
+            raise TypeError("masked values, complex numbers, dates and times are no embeddings")
         if array.ndim == 2:
             return vector_column(array if array.dtype == np.float16 else array.astype(np.float32))
         if array.ndim == 1 and name not in MODELS:
             # Arrow would cut numpy's texts at the first NUL, and make one label of several.
             return pa.array(array.tolist() if array.dtype.kind == "U" else array)
-    except (TypeError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+    except (TypeError, ValueError, pa.ArrowNotImplementedError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise InputError(f"{what} cannot be written: {str(error).splitlines()[0]}") from error
     wanted = "two dimensions, one row an item" if name in MODELS else "one value an item, or vectors"
     raise InputError(f"{what} must have {wanted}; got shape {array.shape}")

@@ -108,11 +108,10 @@ def data_with(name: str, make: Callable[[Path], object]) -> Callable[[Path], obj
     return changed
 
 
-def tar_of(*names: str, packed: str = "") -> Callable[[Path], object]:
+def tar_of(name: str, is_packed: bool = False) -> Callable[[Path], object]:
     def make(path: Path) -> None:
-        with tarfile.open(path, f"w:{packed}") as tar:
-            for name in names:
-                tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+        with tarfile.open(path, "w:gz") if is_packed else tarfile.open(path, "w") as tar:
+            tar.addfile(tarfile.TarInfo(name), io.BytesIO())
 
     return make
 
@@ -158,7 +157,7 @@ CASES: list[tuple[str, Callable[[Path], object], str, str]] = [
     ("null.jsonl", texts(*items(id=lambda row: row or None)), IMPORT, "row 0 has no id"),
     ("fifo.jsonl", os.mkfifo, IMPORT, "is a pipe or a device"),
     # other tables
-    ("utf16.csv", texts("id,old,new", "1,[1],[2]", encoding="utf-16"), IMPORT, "not UTF-8"),
+    ("utf16.csv", texts("id,old,new", "1,[1],[2]", encoding="utf-16"), IMPORT, "cannot be read"),
     ("open_quote.csv", texts("id,old,new", '"1,[1],[2]'), IMPORT, "cannot be read"),
     ("words.csv", texts("id,old,new", *(f'{row},"[1, {"x" if row == 3 else 2}]",[1]' for row in range(9))),
      IMPORT, "no vector in row 3"),
@@ -202,7 +201,7 @@ CASES: list[tuple[str, Callable[[Path], object], str, str]] = [
     ("latin_beir", beir("q1\tcaf\u00e9\t1\n".encode("latin1")), EMBED, "line 1: byte 0xe9 is not UTF-8"),
     ("no_beir", beir(b"q1\tnowhere\t1\n"), EMBED, "judges no item of the corpus"),
     ("twice.jsonl", texts(*items(id=lambda row: row // 2)), EMBED, "has the id 0 twice"),
-    ("packed.tar", tar_of("a.jpg", packed="gz"), EMBED.replace("texts", "images"), "without compression"),
+    ("packed.tar", tar_of("a.jpg", is_packed=True), EMBED.replace("texts", "images"), "without compression"),
     ("nothing.tar", tar_of("a.txt"), EMBED.replace("texts", "images"), "has no images"),
     # folders of embeddings
     ("pipe", data_with("gallery.parquet", os.mkfifo), "doctor {t}/", "gallery.parquet is a pipe or a device"),
@@ -271,3 +270,37 @@ def test_a_bad_file_is_one_line_or_handled(
 def test_there_are_sixty() -> None:
     assert len(CASES) >= 60
     assert len({name for name, *_ in CASES}) == len(CASES)
+
+
+V, LABEL = vectors(), np.arange(ROWS) % 4
+# What a caller in Python may give -> what the error says; "" if it is handled.
+CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "complex": ({"old": V + 1j}, "complex numbers"),
+    "complex labels": ({"label": LABEL + 1j}, "column 'label' cannot be written"),
+    "masked vectors": ({"old": np.ma.masked_array(V, mask=V > 1)}, "masked values"),
+    "times": ({"old": np.ones((ROWS, 4), "m8[s]")}, "dates and times are no embeddings"),
+    "the other order of bytes": ({"old": V.astype(">f4"), "label": LABEL.astype(">i4")}, ""),
+    "numbers of 128 bits": ({"old": V.astype(np.longdouble)}, ""),
+    "labels of 128 bits": ({"label": LABEL.astype(np.longdouble)}, ""),
+    "no dimensions": ({"old": V[:, :0]}, "column 'old' cannot be written"),
+    "a generator": ({"old": (row for row in V)}, "must have two dimensions"),
+    "the name of a file": ({"old": "old.npy"}, "must have two dimensions"),
+    "a structure": ({"old": np.zeros(ROWS, [("x", "f4")])}, "must have two dimensions"),
+    "bytes": ({"label": np.array([b"a"] * ROWS)}, "must hold integers or text, not bytes"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_arrays_of_a_caller_are_one_line_or_handled(name: str, tmp_path: Path) -> None:
+    given, says = CALLS[name]
+    columns = {"old": V, "new": V, "label": LABEL} | given
+    if not says:
+        read = rb.read_folder(rb.write_folder(tmp_path / "data", columns)).gallery
+        assert np.array_equal(read.old, V)
+        assert read.label is not None
+        assert read.label.tolist() == LABEL.tolist()
+        return
+    with pytest.raises(rb.InputError, match=says) as refused:
+        rb.write_folder(tmp_path / "data", columns)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "data").exists()

@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError, regular_file
+from ray_backfill.data.columns import native
 from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind
 
 _FAISS = (".faiss", ".index")
@@ -98,9 +99,7 @@ def _of_array(array: NDArray[Any], where: str) -> _Column:
 
 
 def _arrow(column: _Column, first: int, last: int) -> pa.Array:
-    values = np.ascontiguousarray(column.of(first, last))
-    # Arrow has neither the other order of bytes nor more than 64 bits.
-    values = values.astype(np.float64 if values.dtype == np.longdouble else values.dtype.newbyteorder("="), copy=False)
+    values = native(np.ascontiguousarray(column.of(first, last)))
     if not column.width:
         return pa.array(values)
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), column.width)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind, skipping
-from ray_backfill.data.text import UTF_16, check_json_lines, lines_of
+from ray_backfill.data.text import check_json_lines, lines_of
 
 _ARROW = (".arrow", ".feather", ".ipc")
 _TEXT = {".csv": ",", ".tsv": "\t"}
@@ -130,16 +130,13 @@ def _open_text(delimiter: str, system: pa.fs.FileSystem, files: Files) -> _Table
             try:
                 yield from opened(file, include_columns=list(names), column_types=types)
             except pa.ArrowInvalid as error:
-                if "invalid UTF8" not in str(error):
-                    raise
-                raise InputError(_not_utf8(system, [file])) from error
+                if "invalid UTF8" in str(error):
+                    _refuse_bytes(system, [file])
+                raise
 
-    with system.open_input_stream(files[0].path) as start:
-        if start.read(2) in UTF_16:
-            raise InputError(_not_utf8(system, files))
     schema = opened(files[0]).schema
     if _has_bytes(schema):
-        raise InputError(_not_utf8(system, files))
+        _refuse_bytes(system, files)
     for number in _with_leading_zeros(opened(files[0], column_types=_as_text(schema)), schema):
         schema = schema.set(number, schema.field(number).with_type(pa.string()))
     return _Table(schema, None, lambda names, skip: skipping(batches(names), skip))
@@ -153,15 +150,12 @@ def _has_bytes(schema: pa.Schema) -> bool:
         return True
 
 
-def _not_utf8(system: pa.fs.FileSystem, files: Files) -> str:
-    """Where the first text is that is not UTF-8, and the remedy."""
-    try:
-        for file in files:
-            with io.BufferedReader(system.open_input_stream(file.path)) as opened:
-                deque(lines_of(opened, file.path), maxlen=0)
-    except InputError as error:
-        return str(error)
-    return f"{files[0].path} has a column of bytes; give text in UTF-8"
+def _refuse_bytes(system: pa.fs.FileSystem, files: Files) -> NoReturn:
+    """Raises InputError, which says where the first text is that is not UTF-8."""
+    for file in files:
+        with io.BufferedReader(system.open_input_stream(file.path)) as opened:
+            deque(lines_of(opened, file.path), maxlen=0)
+    raise InputError(f"{files[0].path} has a column of bytes; give text in UTF-8")
 
 
 def _as_text(schema: pa.Schema) -> dict[str, pa.DataType]:
@@ -279,11 +273,8 @@ def _problems(text: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:
         said = " ".join(str(error).split())
-        remedies = {
-            "conversion error": "a column of text must have text in its first rows, too",
-            "Invalid UTF8": "write its texts again as UTF-8",
-        }
-        remedy = "".join(f"; {remedies[sign]}" for sign in remedies if sign in said)
+        remedy = "; a column of text must have text in its first rows, too" if "conversion error" in said else ""
+        remedy = "; write its texts again as UTF-8" if "Invalid UTF8" in said else remedy
         raise InputError(f"{text} cannot be read: {said}{remedy}") from error
 
 
