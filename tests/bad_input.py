@@ -289,7 +289,7 @@ COLUMNS = [
     fit("column 'old': NaN or infinite values in row 3; drop them", change=with_row("gallery", "old", NAN)),
     fit("column 'new': NaN or infinite values in row 3", "queries.parquet", change=with_row("queries", "new", INF)),
     fit("column 'new': NaN or infinite values in row 3", "train.parquet", change=with_row("train", "new", NAN)),
-    fit("gallery.parquet, column 'old': zero vector in row 3", "remove", change=with_row("gallery", "old", ZERO)),
+    fit("column 'old': zero vector in row 3", "simulate --drop-broken", change=with_row("gallery", "old", ZERO)),
     fit("queries.parquet, column 'new': zero vector in row 3", change=with_row("queries", "new", ZERO)),
     column("gallery", "old", RAGGED, "lists of different lengths, 2 in row 0 but 1 in row 5"),
     column("gallery", "old", pa.array([[]] * 24, pa.list_(pa.float32())), "the lists are empty"),

@@ -1,21 +1,24 @@
 """The command: options, help, errors as one line, exit codes. Here is what lies between the shell and a subcommand."""
 
 import os
-import select
+import resource
 import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from ray_backfill.core.errors import InputError, Stopped, input_error_in
+from ray_backfill.core.errors import REMEDIES, InputError, Stopped, input_error_in
 from ray_backfill.core.printable import printable
 from ray_backfill.core.secrets import hide_in_logs, hide_in_process_list, learn
+from ray_backfill.core.streams import make_lasting, problem_of
 
+# Address space that the libraries take with small data, on a few cores.
+_LEAST_SPACE = 3 << 30
 LINE = "stopped; the same command continues where it was"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -23,53 +26,31 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def run_job(main: Callable[[], None]) -> None:
     """Run a command. An InputError (also of an actor or worker) becomes one line and exit code 2.
 
-    Ctrl-C gives 130, SIGTERM 143. Secrets of the command line are shown nowhere, also not in a traceback. Where nobody
-    reads the output any more, as after ``| head``, it ends without a word and with 141, as if SIGPIPE had ended it.
+    Ctrl-C gives 130, SIGTERM 143. Secrets of the command line are shown nowhere, also not in a traceback. Output that
+    cannot be written stops no work: what is to be written to files is written, and then the command ends with 2. Where
+    nobody reads the output any more, as after ``| head``, it ends without a word and with 141, as if by SIGPIPE.
     """
+    make_lasting()
     for word in sys.argv:
         learn(word)
     hide_in_process_list()
     hide_in_logs()
     try:
-        try:
-            _run(main)
-        finally:
-            sys.stdout.flush()  # here, where an error can be told
-    except BrokenPipeError:
-        if not _nobody_reads():
-            raise
-        _drop_output()
-        sys.exit(128 + signal.SIGPIPE)
-    except OSError as error:  # of the flush: ``_run`` leaves no error that has a remedy
-        found = input_error_in(error)
-        if found is None:
-            raise
-        _drop_output()
-        print(f"error: the output cannot be written: {found}", file=sys.stderr)
-        sys.exit(2)
-
-
-def _nobody_reads() -> bool:
-    """Whether standard output or standard error is a pipe whose reader is gone."""
-    poll = select.poll()
-    for stream in (1, 2):
-        poll.register(stream, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def _drop_output() -> None:
-    """What is still to be written goes nowhere; otherwise Python would try again at its end, and complain."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr) if _nobody_reads() else (sys.stdout,):
-        os.dup2(nowhere, stream.fileno())
+        _run(main)
+    finally:
+        lost, unsaid = problem_of(sys.stdout), problem_of(sys.stderr)
+        if isinstance(lost, BrokenPipeError) or isinstance(unsaid, BrokenPipeError):
+            sys.exit(128 + signal.SIGPIPE)
+        if lost is not None:
+            remedy = REMEDIES.get(lost.errno or 0, "give the command an output that can be written")
+            print(f"error: the output cannot be written: {lost.strerror}; {remedy}", file=sys.stderr)
+            sys.exit(2)
 
 
 def _run(main: Callable[[], None]) -> None:
     with _handled_by(_end_at_once):
         try:
             main()
-        except BrokenPipeError:
-            raise
         except KeyboardInterrupt as stopped:
             print(f"{chr(10) * sys.stderr.isatty()}{LINE}", file=sys.stderr)  # a terminal has already printed ^C
             sys.exit(128 + getattr(stopped, "signal", signal.SIGINT))
@@ -79,6 +60,20 @@ def _run(main: Callable[[], None]) -> None:
                 raise
             print(f"error: {printable(str(found))}", file=sys.stderr)
             sys.exit(2)
+
+
+def check_process() -> None:
+    """Raises InputError where the libraries would end without a word: little address space, no working directory."""
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= space < _LEAST_SPACE:
+        raise InputError(
+            f"this process may use {space / 1e9:.1f} GB of address space, and its libraries need "
+            f"{_LEAST_SPACE / 1e9:.1f} GB; raise the limit (ulimit -v)"
+        )
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise InputError("the working directory was deleted; change to another one (cd)") from error
 
 
 def absolute(option: str, path: Path) -> Path:
@@ -155,5 +150,6 @@ def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
     """End the process, where nothing is to be tidied up: an import would make a long traceback of an exception."""
     # A live display hides the cursor. No print here: the signal may have interrupted another print.
     start = "\n\x1b[?25h" if os.isatty(2) else ""
-    os.write(2, f"{start}{LINE}\n".encode())
+    with suppress(OSError):
+        os.write(2, f"{start}{LINE}\n".encode())
     os._exit(128 + number)

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ray_backfill.cli import run_job
+from ray_backfill.cli import check_process, run_job
 from ray_backfill.core.errors import InputError, unknown_name
 
 # Subcommand -> its module, in the order in which users need them, as in ``pages/overview.txt``.
@@ -61,6 +61,7 @@ def _main(words: Sequence[str]) -> None:
         raise unknown_name("command", command, COMMANDS)
     asked = next((place for place, argument in enumerate(arguments) if argument in _HELP), None)
     if asked is None:
+        check_process()
         getattr(subcommand(command), f"run_{command}")(options_of(command, arguments).read())
     elif arguments[asked + 1 :] and not arguments[asked + 1].startswith("-"):
         print(group_help(command, arguments[:asked] + arguments[asked + 2 :], arguments[asked + 1]))

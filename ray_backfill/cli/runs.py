@@ -77,7 +77,7 @@ class ForPrograms(ExitCode):
     ) -> None:
         """Print the document or the table, and end with the decision if that is asked for."""
         if self.json:
-            print(json.dumps(document(), indent=2, ensure_ascii=False))
+            print(json.dumps(document(), indent=2, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"))
         else:
             table()
         self.end(decide)

@@ -67,6 +67,13 @@ def local_path(given: str | Path) -> Path:
     return Path(given)
 
 
+def regular_file(path: Path) -> Path:
+    """The path, if a regular file or nothing is there. Raises InputError for pipes and devices, which may not end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError(f"{path} is a pipe or a device; write its content to a file, and give that")
+    return path
+
+
 class Stopped(KeyboardInterrupt):
     """A signal asked this process to stop. signal: its number."""
 
@@ -115,6 +122,8 @@ def input_error_in(error: BaseException) -> InputError | None:
         return InputError(f"this needs {name}, which is not installed; {type_this}")
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         return InputError(f"{error.object[:200]!r} is not UTF-8; rename it")
+    if isinstance(error, MemoryError):
+        return InputError(f"not enough memory ({str(error) or 'an allocation failed'}); give this process more")
     if isinstance(error, OSError) and error.errno in REMEDIES:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error).splitlines()[0]
         return InputError(f"{what}; {REMEDIES[error.errno]}")

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TextIO, TypeVar
 
 from ray_backfill.core.printable import printable
+from ray_backfill.core.streams import lasting
 
 T = TypeVar("T")
 # When it ends, a task leaves a line, a step leaves one if it took long, and a detail leaves none.
@@ -277,8 +278,7 @@ class _OnStderr(Output):
         self._is_own = given is not None and sys.stderr is given
         self._stream: TextIO = sys.stderr
         if self._is_own:
-            number = os.dup(sys.stderr.fileno())
-            self._stream = open(number, "w", encoding=sys.stderr.encoding, errors=sys.stderr.errors)  # noqa: PTH123, SIM115
+            self._stream = lasting(os.dup(sys.stderr.fileno()), sys.stderr.encoding)
 
     def tell(self, line: str) -> None:
         print(line, file=self._stream, flush=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ray_backfill.core.errors import InputError
+from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.core.printable import printable, printable_in
 from ray_backfill.core.stages import read_json, write_whole
 
@@ -164,7 +164,7 @@ def write_checked(table: pa.Table, where: Any, **options: Any) -> None:
 def open_checked(file: Path) -> pq.ParquetFile:
     """Open a Parquet file, whose checksums are verified as pages are read; see ``reading`` for errors."""
     with reading(file):
-        return pq.ParquetFile(file, memory_map=True, page_checksum_verification=True)
+        return pq.ParquetFile(regular_file(file), memory_map=True, page_checksum_verification=True)
 
 
 def read_checked(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -174,7 +174,7 @@ def read_checked(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
         InputError: The file is missing or damaged.
     """
     with reading(file):
-        return pq.read_table(file, columns=columns, page_checksum_verification=True)
+        return pq.read_table(regular_file(file), columns=columns, page_checksum_verification=True)
 
 
 @contextmanager

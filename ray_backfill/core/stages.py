@@ -178,7 +178,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise InputError(f"{path} must hold a JSON object")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_backfill.core.errors import InputError
+from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.core.runkey import fingerprint
 from ray_backfill.core.schema import open_checked, read_checked, reading
 from ray_backfill.engine.systems import IntArray
@@ -78,12 +78,17 @@ def unknown(labels: NDArray[Any]) -> NDArray[np.bool_]:
     return labels == -1 if labels.dtype.kind == "i" else np.zeros(len(labels), bool)
 
 
+def native(values: NDArray[Any]) -> NDArray[Any]:
+    """The values as Arrow can have them: in the machine's order of bytes, and numbers of at most 64 bits."""
+    return values.astype(np.float64 if values.dtype == np.longdouble else values.dtype.newbyteorder("="), copy=False)
+
+
 def some(rows: NDArray[Any]) -> str:
     """List the first three offending rows or ids, for a message."""
     return ", ".join(str(row) for row in rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")
 
 
-def as_ids(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[Any]:
+def as_ids(column: pa.ChunkedArray, file: Path | str, name: str) -> NDArray[Any]:
     """Return a column of integers (whole numbers of any type) as int64, or a column of strings."""
     column = plain(column)
     kind = column.type
@@ -102,7 +107,7 @@ def as_ids(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[Any]:
         raise InputError(f"{file}, column {name!r} must hold integers or text, not fractions; convert it") from error
 
 
-def as_numbers(column: pa.ChunkedArray, file: Path, name: str, dtype: type = np.float64) -> NDArray[Any]:
+def as_numbers(column: pa.ChunkedArray, file: Path | str, name: str, dtype: type = np.float64) -> NDArray[Any]:
     """Return a column of numbers without gaps."""
     column = plain(column)
     _no_nulls(column, file, name)
@@ -113,7 +118,7 @@ def as_numbers(column: pa.ChunkedArray, file: Path, name: str, dtype: type = np.
     return values
 
 
-def as_weights(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[np.float64]:
+def as_weights(column: pa.ChunkedArray, file: Path | str, name: str) -> NDArray[np.float64]:
     """Return a column of finite numbers above 0."""
     values = as_numbers(column, file, name)
     _check_above_zero(values, np.arange(len(values)), file, name)
@@ -152,7 +157,7 @@ def _by_row(values: NDArray[Any], row_of: NDArray[np.int64], rows: int) -> list[
     return np.split(values, np.searchsorted(row_of, np.arange(1, rows))) if rows else []
 
 
-def _check_above_zero(values: NDArray[np.float64], row_of: NDArray[np.int64], file: Path, name: str) -> None:
+def _check_above_zero(values: NDArray[np.float64], row_of: NDArray[np.int64], file: Path | str, name: str) -> None:
     bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
     if len(bad):
         raise InputError(
@@ -161,7 +166,7 @@ def _check_above_zero(values: NDArray[np.float64], row_of: NDArray[np.int64], fi
         )
 
 
-def _no_nulls(column: pa.ChunkedArray, file: Path, name: str) -> None:
+def _no_nulls(column: pa.ChunkedArray, file: Path | str, name: str) -> None:
     if column.null_count:
         rows = np.flatnonzero(np.asarray(column.is_null()))
         raise InputError(f"{file}, column {name!r}: missing value in row {some(rows)}; fill or drop them")
@@ -192,7 +197,7 @@ NUMBERS = tuple(name for name, read in COLUMNS.items() if read is as_numbers)
 
 def part_files(path: Path) -> list[Path]:
     """The files of a split, in the order of their names. Raises InputError if there are none."""
-    files = [path] if path.is_file() else sorted(path.glob("*.parquet"))
+    files = [path] if regular_file(path).is_file() else sorted(path.glob("*.parquet"))
     if not files:
         raise InputError(f"{path} is missing; it must be a Parquet file or a folder of Parquet parts")
     return files

@@ -131,8 +131,9 @@ def import_split(path: Path, texts: Sequence[str], names: ColumnNames, drop_brok
     try:
         left_out = _Import(sources, columns, stays, partner, drop_broken).write_parts(unfinished)
         _finish(unfinished, path, [*unmatched, *left_out])
-    except BrokenRowsError:  # with these rows there is nothing to continue
-        shutil.rmtree(unfinished)
+    except InputError as error:
+        if isinstance(error, BrokenRowsError) or not _note(unfinished, 0).exists():  # there is nothing to continue
+            shutil.rmtree(unfinished)
         raise
     return path
 

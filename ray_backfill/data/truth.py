@@ -1,6 +1,7 @@
 """Right answers: ways to know them, by the words of ``--truth``, and what a comparison makes of them."""
 
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,15 +9,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_backfill.core.errors import InputError, local_path, unknown_name
+from ray_backfill.core.errors import InputError, local_path, regular_file, unknown_name
 from ray_backfill.core.plugins import rows_from_outside
 from ray_backfill.core.progress import step
-from ray_backfill.data.columns import kind_of, unknown
+from ray_backfill.data.columns import as_ids, as_weights, is_text, kind_of, plain, some, unknown
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.leakage import own_items
 from ray_backfill.data.sources import open_source
+from ray_backfill.data.text import lines_of
 from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.systems import Filter, GroundTruth, IntArray
 
@@ -159,7 +163,7 @@ def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
             if distance == "cosine" and len(zero):
                 raise InputError(
                     f"{table.path}, column {column!r}: zero vector in row {zero[0]} ({len(zero)} in all), which has no "
-                    "cosine distance; remove such rows or use --distance l2"
+                    "cosine distance; drop them (simulate --drop-broken leaves such rows out), or use --distance l2"
                 )
 
 
@@ -195,10 +199,10 @@ def from_pairs(
 ) -> tuple[GroundTruth, tuple[str, ...]]:
     """The ground truth of judged pairs, and notes on ids that the folder lacks.
 
-    where: for messages. queries, items: (n,) ids. grades: (n,) grades above 0.
+    where: for messages. queries, items: (n,) ids, each pair once. grades: (n,) grades above 0.
 
     Raises:
-        InputError: No pair has both its ids in the folder, or a pair comes twice.
+        InputError: No pair has both its ids in the folder.
     """
     table = folder.queries or folder.gallery
     query_n, item_n = (  # ids are compared as text
@@ -212,10 +216,6 @@ def from_pairs(
             "queries and gallery"
         )
     pairs = pd.DataFrame({"query": query_n[both], "item": item_n[both], "grade": grades[both]})
-    repeated = pairs[pairs.duplicated(["query", "item"])]
-    if len(repeated):
-        query, item = table.id[repeated["query"].iloc[0]], folder.gallery.id[repeated["item"].iloc[0]]
-        raise InputError(f"{where} judges item {item} twice for query {query}; keep one line")
     pairs = pairs.sort_values("query", kind="stable")
     starts = np.searchsorted(pairs["query"], np.arange(1, len(table)))
     positives, given = (np.split(pairs[name].to_numpy(), starts) for name in ("item", "grade"))
@@ -325,29 +325,40 @@ def _qrels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     """Judgements: query, iteration, item and grade in each line. A grade above 0 is a right answer."""
     path = local_path(request.argument)
     lines = _read_qrels(path)
-    grades = pd.to_numeric(lines["grade"], errors="coerce").to_numpy(np.float64)
+    grades = pd.to_numeric(lines["grade"], errors="coerce")
     if not np.isfinite(grades).all():
         wrong = int((~np.isfinite(grades)).argmax())
         found = lines["grade"].iloc[wrong]
-        raise InputError(f"{path}, line {lines.index[wrong] + 1}: the grade must be a finite number, not {found!r}")
-    if not (grades > 0).any():
+        raise InputError(f"{path}, line {lines.index[wrong]}: the grade must be a finite number, not {found!r}")
+    different = lines.assign(grade=grades).drop_duplicates()
+    if (twice := different.duplicated(["query", "item"])).any():
+        query, item, _ = different[twice].iloc[0]
+        raise InputError(
+            f"{path}, line {different.index[twice][0]}: another grade of item {item} for query {query} than in an "
+            "earlier line; keep one"
+        )
+    right = different[different["grade"] > 0]
+    if not len(right):
         raise InputError(f"{path} has no grade above 0, so nothing is a right answer")
-    right = grades > 0
-    ground, notes = from_pairs(
-        folder, str(path), lines["query"].to_numpy()[right], lines["item"].to_numpy()[right], grades[right]
-    )
-    facts = {"path": str(path), "judgements": len(lines), "right_answers": int(right.sum())}
+    ground, notes = from_pairs(folder, str(path), *(right[name].to_numpy() for name in right))
+    if repeated := len(lines) - len(different):
+        notes = (*notes, f"Lines of {path} that repeat an earlier one: {repeated:,}. Each judgement counts once.")
+    facts = {"path": str(path), "judgements": len(different), "right_answers": len(right)}
     return Truth(ground, facts, notes)
 
 
 def _read_qrels(path: Path) -> pd.DataFrame:
-    """The lines with their four words as text. The index counts lines of the file, blank ones included, from 0."""
+    """Query, item and grade of each line, as text. The index has the numbers of the lines, from 1."""
     why = ""
     try:
+        with regular_file(path).open("rb") as opened:
+            deque(lines_of(opened, str(path)), maxlen=0)
         # An id may be "null" or "NA".
         plain: Any = {"header": None, "dtype": str, "quoting": 3, "keep_default_na": False}
         lines = pd.read_csv(path, sep=r"\s+", skip_blank_lines=False, **plain).fillna("")
         lines = lines[(lines != "").any(axis=1)]
+    except InputError:
+        raise
     except pd.errors.EmptyDataError as error:
         raise InputError(f"{path} is empty") from error
     except OSError as error:
@@ -356,7 +367,7 @@ def _read_qrels(path: Path) -> pd.DataFrame:
         lines, why = pd.DataFrame(), f": {' '.join(str(error).split())}"
     if lines.shape[1] != len(_QRELS) or (lines == "").to_numpy().any():
         raise InputError(f"{path} must have four words in each line (query, iteration, item, grade){why}")
-    return lines.set_axis(_QRELS, axis=1)
+    return lines.set_axis(_QRELS, axis=1).set_axis(lines.index + 1).drop(columns="iteration")
 
 
 def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
@@ -364,28 +375,37 @@ def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     source = open_source(request.argument)
     source.need(("query", "item"))
     names = [name for name in ("query", "item", "clicks") if name in source.columns]
-    frames = [batch.to_pandas() for batch in source.read(names, 0)]
-    if not frames:
+    batches = list(source.read(names, 0))
+    if not any(map(len, batches)):
         raise InputError(f"{source.name} has no rows")
-    lines = pd.concat(frames, ignore_index=True)
-    for name in ("query", "item"):
-        if pd.api.types.is_float_dtype(lines[name]) and (lines[name] % 1 == 0).all():
-            lines[name] = lines[name].astype(np.int64)
-    counts = lines.get("clicks", pd.Series(1.0, index=lines.index))
-    if not pd.api.types.is_numeric_dtype(counts) or not (np.isfinite(counts) & (counts > 0)).all():
-        raise InputError(f"{source.name}, column 'clicks' must hold finite numbers above 0")
-    pairs = lines.assign(clicks=counts).groupby(["query", "item"], as_index=False)["clicks"].sum()
+    table = pa.Table.from_batches(batches)
+    empty = np.any([_is_empty(plain(table[name])) for name in ("query", "item")], axis=0)
+    if empty.all():
+        raise InputError(f"{source.name} has no row with both a query and an item")
+    # An empty row has the values of the first one that is not, so that messages have the right numbers of rows.
+    table = table.take(pa.array(np.where(empty, empty.argmin(), np.arange(len(table)))))
+    read = {name: (as_weights if name == "clicks" else as_ids)(table[name], source.name, name) for name in names}
+    lines = pd.DataFrame({"clicks": np.ones(len(table))} | read)[~empty]
+    pairs = lines.groupby(["query", "item"], as_index=False)["clicks"].sum()
     clicks = pairs["clicks"].to_numpy(np.float64)
     ground, notes = from_pairs(folder, source.name, pairs["query"].to_numpy(), pairs["item"].to_numpy(), clicks)
-    table = folder.queries or folder.gallery
+    if empty.any():
+        which = f"{empty.sum():,} (row {some(np.flatnonzero(empty))})"
+        notes = (*notes, f"Rows of {source.name} without a query or an item: {which}. They were not used.")
     of_query = pairs.groupby(pairs["query"].astype(str))["clicks"].sum()
     # A query without clicks has no right answer, so its weight counts nowhere.
-    weights = of_query.reindex(table.id.astype(str)).fillna(1.0).to_numpy()
+    weights = of_query.reindex((folder.queries or folder.gallery).id.astype(str)).fillna(1.0).to_numpy()
     return Truth(
         ground.with_weights(weights),
         {"path": source.name, "clicks": float(clicks.sum()), "weighted_by": "clicks"},
         notes,
     )
+
+
+def _is_empty(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """(N,) whether a row has no value: null, NaN or an empty text."""
+    is_null = column.is_null(nan_is_null=True).to_numpy()
+    return np.asarray(is_null | (pc.equal(column, "").fill_null(False).to_numpy() if is_text(column.type) else False))
 
 
 def _new_top(folder: EmbeddingFolder, request: TruthRequest) -> Truth:

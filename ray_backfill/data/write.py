@@ -11,10 +11,10 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from ray_backfill.core.errors import InputError, local_path
+from ray_backfill.core.errors import InputError, local_path, regular_file
 from ray_backfill.core.schema import write_checked
 from ray_backfill.core.stages import make_folder, sync, write_whole
-from ray_backfill.data.columns import MODELS
+from ray_backfill.data.columns import MODELS, native
 from ray_backfill.data.folder import SPLITS, EmbeddingFolder, EmbeddingTable, read_folder, read_train
 from ray_backfill.data.vectors import is_vectors
 from ray_backfill.engine.systems import as_array
@@ -87,12 +87,13 @@ def load_array(path: Path | None) -> NDArray[Any] | None:
     """Map the array in a file of numpy (.npy); None for None. Raises InputError if the file cannot be read."""
     if path is None:
         return None
+    regular_file(local_path(path))
     try:
-        array: NDArray[Any] = np.load(local_path(path), mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; give a file that numpy.save wrote (.npy)") from None
     except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path} holds no array ({error}); give a file that numpy.save wrote (.npy)") from error
+        raise InputError(f"{path} holds no array that can be read; give a file that numpy.save wrote (.npy)") from error
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path} holds several arrays; give a file that numpy.save wrote (.npy)")
     return array
@@ -145,14 +146,18 @@ def _column(split: str, name: str, values: Any) -> pa.Array:
         if any(row.ndim != 1 for row in rows):
             raise InputError(f"{what} must have a list of {_LISTS[name]} for each query")
         return pa.array([row.tolist() for row in rows])
-    array = as_array(values, what)
+    array = native(as_array(values, what))
     try:
+        if np.ma.is_masked(array) or (
+            array.ndim == 2 and array.dtype.kind in "cmM"
+        ):  # numpy would make numbers of them
+            raise TypeError("masked values, complex numbers, dates and times are no embeddings")
         if array.ndim == 2:
             return vector_column(array if array.dtype == np.float16 else array.astype(np.float32))
         if array.ndim == 1 and name not in MODELS:
             # Arrow would cut numpy's texts at the first NUL, and make one label of several.
             return pa.array(array.tolist() if array.dtype.kind == "U" else array)
-    except (TypeError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+    except (TypeError, ValueError, pa.ArrowNotImplementedError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise InputError(f"{what} cannot be written: {str(error).splitlines()[0]}") from error
     wanted = "two dimensions, one row an item" if name in MODELS else "one value an item, or vectors"
     raise InputError(f"{what} must have {wanted}; got shape {array.shape}")

@@ -16,13 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from ray_backfill.core.errors import InputError
+from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.core.progress import say, step
 from ray_backfill.core.runkey import RunKey, fingerprint
 from ray_backfill.core.schema import read_checked
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, remove_halves
 from ray_backfill.data.columns import is_text, part_files
 from ray_backfill.data.sources import open_source
+from ray_backfill.data.text import lines_of
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import TEXT
 from ray_backfill.images.archives import why_no_end
@@ -171,7 +172,7 @@ def _check(split: str, table: pa.Table, sources: ItemSources) -> None:
             raise InputError(f"{what}: the column of the {name} holds {kind}; it must hold integers or texts")
     ids = table["id"].to_pandas()
     if (twice := ids[ids.duplicated()]).size:
-        raise InputError(f"{what}: the {split} has the id {twice.iloc[0]!r} twice; make ids unique")
+        raise InputError(f"{what}: the {split} has the id {twice.tolist()[0]!r} twice; make ids unique")
 
 
 def _texts(sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
@@ -191,7 +192,8 @@ def _beir(folder: Path, sources: ItemSources, settings: ItemSettings) -> dict[st
         raise InputError(f"{folder} has no qrels/*.tsv; give another folder, or --texts and --queries as files")
     judged = next((path for path in found if path.stem == "test"), found[0])
     answers: dict[str, dict[str, float]] = {}
-    with judged.open(encoding="utf-8", newline="") as lines:
+    with regular_file(judged).open("rb") as opened:
+        lines = (line.decode() for _, line in lines_of(opened, str(judged)))
         for row in csv.reader(lines, delimiter="\t"):
             if len(row) < 3 or not _is_number(row[-1]):  # the names of the columns
                 continue

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -46,9 +48,9 @@ def test_it_ends_quietly_where_nobody_reads(words: str, closed: str, data: Path,
         assert "Traceback" not in said
         assert "Exception ignored" not in said
         assert "Broken pipe" not in said
-    expected = 2 if words == "nope" and closed == "stdout" else 128 + signal.SIGPIPE
-    # rich ends by itself, with 1.
-    assert ended.returncode in ((expected, 1) if "DATA" in words else (expected,))
+    assert ended.returncode == (2 if words == "nope" and closed == "stdout" else 128 + signal.SIGPIPE)
+    if "OUT" in words:
+        assert (tmp_path / "out" / "results" / "report.html").exists(), "only printing failed"
 
 
 def test_what_is_read_to_the_end_is_whole() -> None:
@@ -66,6 +68,85 @@ def test_a_full_disk_under_the_output_is_one_line(words: str) -> None:
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: ")
     assert "No space left on device; free some space" in line
+
+
+SHELLS = {  # what is done to the command -> (its exit code, lines of errors or None if they cannot be written)
+    ">&-": (2, 1),
+    ">/dev/full": (2, 1),
+    "2>&-": (0, None),
+    "2>/dev/full": (0, None),
+    ">/dev/full 2>/dev/full": (2, None),
+    ">&- 2>&- <&-": (2, None),
+}
+
+
+@pytest.mark.parametrize(
+    "words", ["doctor DATA --json", "simulate --data DATA --methods rm_naive --points 2 --out OUT"]
+)
+@pytest.mark.parametrize("how", SHELLS)
+def test_streams_that_are_closed_or_full_stop_no_work(how: str, words: str, data: Path, tmp_path: Path) -> None:
+    command = f"{shlex.join(COMMAND)} {words.replace('DATA', str(data)).replace('OUT', str(tmp_path / 'out'))} {how}"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    code, lines = SHELLS[how]
+    assert ended.returncode == code
+    if lines is not None:
+        assert sum("error: the output cannot be written: " in line for line in ended.stderr.splitlines()) == lines
+        assert "Traceback" not in ended.stderr
+    elif code == 0:
+        assert ended.stdout, "the table, or the document"
+    if "OUT" in words:
+        assert (tmp_path / "out" / "results" / "report.html").exists()
+        assert rb.read_results(tmp_path / "out").rows
+
+
+def test_an_unknown_command_ends_with_2_if_nothing_can_be_said() -> None:
+    for how in ("2>/dev/full", "2>&-", ">&- 2>&-"):
+        assert subprocess.run(f"{shlex.join(COMMAND)} nope {how}", shell=True, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin1"])
+def test_an_encoding_of_few_characters_loses_no_sign(encoding: str, data: Path, tmp_path: Path) -> None:
+    rb.simulate(data, out=tmp_path / "run", methods="rm_naive", points=2)
+    said = {}
+    for each in (encoding, "utf-8"):
+        ended = subprocess.run(
+            [*COMMAND, "report", tmp_path / "run"], capture_output=True, check=False,
+            env=os.environ | {"PYTHONIOENCODING": each},
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr.decode(each)
+        said[each] = ended.stdout.decode(each)
+    numbers = [re.findall(r"-?\d+\.\d+", said[each].replace("\u2212", "-")) for each in (encoding, "utf-8")]
+    assert numbers[0] == numbers[1]
+    assert "\\u" not in said[encoding]
+
+
+def test_a_deleted_working_directory_is_one_line(data: Path, tmp_path: Path) -> None:
+    for words in (f"doctor {data}", f"simulate --data {data} --out {tmp_path}/out", "report run"):
+        (tmp_path / "gone").mkdir()
+        command = f"cd {tmp_path}/gone && rmdir ../gone && {shlex.join(COMMAND)} {words}"
+        ended = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+        assert ended.returncode == 2
+        assert ended.stderr == "error: the working directory was deleted; change to another one (cd)\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_little_address_space_is_one_line(data: Path) -> None:
+    command = f"ulimit -v 1000000; {shlex.join(COMMAND)} doctor {data}"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: this process may use 1.0 GB of address space")
+    assert line.endswith("raise the limit (ulimit -v)")
+
+
+def test_a_client_that_logs_a_traceback_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("milvus_lite")
+    (tmp_path / "m.db").write_text("noise")
+    words = ["import", "--gallery", f"milvus:{tmp_path}/m.db#x", "--out", str(tmp_path / "out")]
+    ended = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"error: milvus:{tmp_path}/m.db#x cannot be opened")
 
 
 @pytest.mark.parametrize("kilobytes", [1, 4, 16, 48])

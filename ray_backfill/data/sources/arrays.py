@@ -5,6 +5,7 @@ vectors.npz                               its arrays are the columns
 index.faiss                               the columns id (its own ids, or row numbers) and vector
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -14,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ray_backfill.core.errors import InputError
+from ray_backfill.core.errors import InputError, regular_file
+from ray_backfill.data.columns import native
 from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind
 
 _FAISS = (".faiss", ".index")
@@ -65,6 +67,7 @@ def _open(text: str) -> Source:
 
 
 def _columns_of(path: Path, notes: list[str]) -> dict[str, _Column]:
+    regular_file(path)
     if path.suffix in _FAISS:
         from ray_backfill.engine.index import stored_vectors
 
@@ -77,6 +80,8 @@ def _columns_of(path: Path, notes: list[str]) -> dict[str, _Column]:
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
+                if twice := [name for name, times in Counter(arrays.files).items() if times > 1]:
+                    raise InputError(f"{path} holds two arrays {twice[0]!r}; write it again with numpy.savez")
                 return {name: _of_array(arrays[name], f"{path}, array {name!r}") for name in arrays.files}
         return {"array": _of_array(np.load(path, mmap_mode="r", allow_pickle=False), str(path))}
     except InputError:
@@ -94,7 +99,7 @@ def _of_array(array: NDArray[Any], where: str) -> _Column:
 
 
 def _arrow(column: _Column, first: int, last: int) -> pa.Array:
-    values = np.ascontiguousarray(column.of(first, last))
+    values = native(np.ascontiguousarray(column.of(first, last)))
     if not column.width:
         return pa.array(values)
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), column.width)

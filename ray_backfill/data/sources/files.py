@@ -3,13 +3,13 @@
 import io
 import os
 import re
-import shlex
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,8 +19,9 @@ import pyarrow.ipc
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from ray_backfill.core.errors import InputError
+from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind, skipping
+from ray_backfill.data.text import check_json_lines, lines_of
 
 _ARROW = (".arrow", ".feather", ".ipc")
 _TEXT = {".csv": ",", ".tsv": "\t"}
@@ -47,7 +48,9 @@ def _open(text: str) -> Source:
 
     def read(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
         with _problems(text):
-            yield from opened.read(names, skip)
+            for batch in opened.read(names, skip):
+                batch.validate(full=True)  # what is not UTF-8 would be found far from here, or by others
+                yield batch
 
     return Source(text, columns, opened.rows, read, mark.hexdigest())
 
@@ -127,13 +130,13 @@ def _open_text(delimiter: str, system: pa.fs.FileSystem, files: Files) -> _Table
             try:
                 yield from opened(file, include_columns=list(names), column_types=types)
             except pa.ArrowInvalid as error:
-                if "invalid UTF8" not in str(error):
-                    raise
-                raise InputError(_not_utf8(system, [file])) from error
+                if "invalid UTF8" in str(error):
+                    _refuse_bytes(system, [file])
+                raise
 
     schema = opened(files[0]).schema
     if _has_bytes(schema):
-        raise InputError(_not_utf8(system, files))
+        _refuse_bytes(system, files)
     for number in _with_leading_zeros(opened(files[0], column_types=_as_text(schema)), schema):
         schema = schema.set(number, schema.field(number).with_type(pa.string()))
     return _Table(schema, None, lambda names, skip: skipping(batches(names), skip))
@@ -147,20 +150,12 @@ def _has_bytes(schema: pa.Schema) -> bool:
         return True
 
 
-def _not_utf8(system: pa.fs.FileSystem, files: Files) -> str:
-    """Where the first text is that is not UTF-8, and the remedy."""
+def _refuse_bytes(system: pa.fs.FileSystem, files: Files) -> NoReturn:
+    """Raises InputError, which says where the first text is that is not UTF-8."""
     for file in files:
         with io.BufferedReader(system.open_input_stream(file.path)) as opened:
-            for number, line in enumerate(opened, 1):
-                try:
-                    line.decode()
-                except UnicodeDecodeError as error:
-                    name = file.path.rsplit("/", 1)[-1]
-                    return (
-                        f"{file.path}, line {number:,}: byte 0x{line[error.start]:02x} is not UTF-8; convert the file, "
-                        f"for example by: iconv -f latin1 -t utf-8 {shlex.quote(name)} > utf8-{shlex.quote(name)}"
-                    )
-    return f"{files[0].path} has a column of bytes; give text in UTF-8"
+            deque(lines_of(opened, file.path), maxlen=0)
+    raise InputError(f"{files[0].path} has a column of bytes; give text in UTF-8")
 
 
 def _as_text(schema: pa.Schema) -> dict[str, pa.DataType]:
@@ -180,17 +175,20 @@ def _with_leading_zeros(reader: Any, schema: pa.Schema) -> list[int]:
 
 
 def _open_lines(system: pa.fs.FileSystem, files: Files) -> _Table:
-    """One JSON object in each line. A file is read whole."""
+    """One JSON object in each line. A file is read whole, and kept until another one is read."""
 
-    def read(file: pa.fs.FileInfo) -> pa.Table:
-        with system.open_input_stream(file.path) as opened:
+    @lru_cache(maxsize=1)
+    def read(path: str) -> pa.Table:
+        with io.BufferedReader(system.open_input_stream(path), 1 << 20) as opened:
+            check_json_lines(opened, path)
+        with system.open_input_stream(path) as opened:
             return pa.json.read_json(opened)
 
     def batches(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for file in files:
-            yield from read(file).select(list(names)).to_batches(BATCH_ROWS)
+            yield from read(file.path).select(list(names)).to_batches(BATCH_ROWS)
 
-    schema = _one_schema(files, [read(file).schema for file in files])
+    schema = _one_schema(files, [read(file.path).schema for file in files])
     return _Table(schema, None, lambda names, skip: skipping(batches(names), skip))
 
 
@@ -228,6 +226,7 @@ def _files(system: pa.fs.FileSystem, path: str, text: str) -> Files:
     if info.type == pa.fs.FileType.File:
         return [info]
     if _is_local(system):
+        regular_file(Path(path))
         inside = system.get_file_info(_tables_below(path))
     else:
         inside = system.get_file_info(pa.fs.FileSelector(path, recursive=True))
@@ -275,6 +274,7 @@ def _problems(text: str) -> Iterator[None]:
     except (pa.ArrowException, OSError) as error:
         said = " ".join(str(error).split())
         remedy = "; a column of text must have text in its first rows, too" if "conversion error" in said else ""
+        remedy = "; write its texts again as UTF-8" if "Invalid UTF8" in said else remedy
         raise InputError(f"{text} cannot be read: {said}{remedy}") from error
 
 

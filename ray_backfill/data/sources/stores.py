@@ -9,6 +9,7 @@ qdrant:http://host:6333#collection         a collection of Qdrant; qdrant:/folde
 Secrets are those of the environment: MILVUS_TOKEN, QDRANT_API_KEY, PGPASSWORD (or ``~/.pgpass``).
 """
 
+import logging
 import os
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -70,6 +71,7 @@ def _open_milvus(text: str) -> Source:
     def connect(address: str, is_server: bool) -> Any:
         with client_of("a Milvus collection", "pymilvus milvus-lite"):
             from pymilvus import MilvusClient
+        logging.getLogger("milvus_lite").addHandler(logging.NullHandler())  # it logs a traceback before it raises
         return MilvusClient(uri=address, token=os.environ.get("MILVUS_TOKEN", "") if is_server else "")
 
     client, collection = _reach(text, connect)

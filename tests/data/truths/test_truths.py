@@ -87,6 +87,30 @@ def test_clicks_are_grades_and_traffic_is_weight(folder: Path, tmp_path: Path) -
     assert "Every mean over queries is weighted by each query's clicks." in data_notes(found.manifest.data)
 
 
+def test_gaps_of_a_log_are_counted_and_leave_ids_as_they_are(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "whole.csv").write_text("query,item,clicks\n1,d3,2\n2,d5,7\n")
+    (tmp_path / "gaps.csv").write_text("query,item,clicks\n1,d3,2\n,d4,9\n2,d5,7\n1,,5\n")
+    data = rb.read_folder(folder)
+    whole, gaps = (find_truth(data, ("clicks", str(tmp_path / f"{name}.csv"))) for name in ("whole", "gaps"))
+    assert gaps.ground.positives.tolist() == whole.ground.positives.tolist()
+    assert gaps.ground.weights is not None
+    assert whole.ground.weights is not None
+    assert gaps.ground.weights.tolist() == whole.ground.weights.tolist()
+    (note,) = gaps.notes
+    assert "without a query or an item: 2 (row 1, 3). They were not used." in note
+
+
+def test_a_judgement_that_is_repeated_counts_once(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "once.qrels").write_text("1 0 d3 1\n1 0 d4 2\n")
+    (tmp_path / "again.qrels").write_text("1 0 d3 1\n1 0 d4 2\n1 7 d3 1.0\n")
+    data = rb.read_folder(folder)
+    once, again = (find_truth(data, ("qrels", str(tmp_path / f"{name}.qrels"))) for name in ("once", "again"))
+    assert again.ground.positives.tolist() == once.ground.positives.tolist()
+    assert again.ground.grades is not None
+    assert again.ground.grades.tolist() == [1, 2]
+    assert "repeat an earlier one: 1." in again.notes[0]
+
+
 def test_items_with_the_same_value_belong_together(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     document = np.array([f"doc {i // 3}" for i in range(30)])
@@ -162,7 +186,7 @@ def test_what_the_new_model_finds_of_a_part_is_less_than_the_largest_part(folder
         (("qrels", "infinite.txt"), "line 1: the grade must be a finite number, not 'inf'"),
         (("qrels", "wrong.txt"), "has no grade above 0"),
         (("qrels", "elsewhere.txt"), "has a query and an item of"),
-        (("qrels", "twice.txt"), "judges item d1 twice for query 1"),
+        (("qrels", "twice.txt"), "line 2: another grade of item d1 for query 1"),
         (("clicks", "no.csv"), "does not exist"),
         (("clicks", "columns.csv"), "has no column 'item'"),
         (("clicks", "below.csv"), "must hold finite numbers above 0"),

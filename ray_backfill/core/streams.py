@@ -1,0 +1,60 @@
+"""Standard output and error that outlast a full disk, a closed pipe and an encoding of few characters."""
+
+import codecs
+import io
+import os
+import sys
+from typing import Any, TextIO
+
+# What the encoding of a terminal may lack -> the same in ASCII. A minus sign must not be lost.
+_IN_ASCII = {"−": "-", "–": "-", "’": "'", "“": '"', "”": '"', "…": "...", "→": "->", "✓": "yes", "×": "x"}
+
+
+class _Lasting(io.FileIO):
+    """Drops what cannot be written. problem: why, the first time."""
+
+    problem: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        if self.problem is None:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.problem = error
+        return memoryview(data).nbytes
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(_IN_ASCII.get(c, c.encode("ascii", "backslashreplace").decode()) for c in lacking), error.end
+
+
+codecs.register_error("ray_backfill.in_ascii", _in_ascii)
+
+
+def lasting(number: int, encoding: str) -> TextIO:
+    """A stream to this file descriptor, which it closes. It raises no error; ``problem_of`` has what went wrong."""
+    raw, lines = _Lasting(number, "w", closefd=number > 2), number > 1 or os.isatty(number)
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "ray_backfill.in_ascii", line_buffering=lines)
+
+
+def problem_of(stream: TextIO) -> OSError | None:
+    """Why something that was written to the stream is lost; None if nothing is."""
+    stream.flush()
+    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    return raw.problem if isinstance(raw, _Lasting) else None
+
+
+def make_lasting() -> None:
+    """Make standard output and error last. Where the caller has closed them, what a command opens is none of them."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY)  # the lowest free number; to write there is an error
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if (given := getattr(sys, name)) is getattr(sys, f"__{name}__"):  # no test or notebook reads it
+            made = lasting(number, getattr(given, "encoding", "utf-8"))
+            for replaced in (name, f"__{name}__"):
+                setattr(sys, replaced, made)
