@@ -48,8 +48,10 @@ def answers(port: int, timeout_s: float = 150.0) -> bool:
 
 
 @contextmanager
-def running_head(home: Path, **more: str) -> Iterator[Head]:
+def running_head(home: Path, cpus: int = 4, gpus: int = 0, **more: str) -> Iterator[Head]:
     """A head protected by a token, once it has started and its dashboard answers. more: of its environment.
+
+    cpus, gpus: what Ray counts, whatever the machine has.
 
     Ray gives itself 30 s to start, which a busy machine exceeds after the dashboard has answered: it is tried again.
     """
@@ -58,7 +60,7 @@ def running_head(home: Path, **more: str) -> Iterator[Head]:
     environment |= {"HOME": str(home), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "token"}
     subprocess.run([BIN / "ray", "get-auth-token", "--generate"], env=environment, capture_output=True, check=True)
     for last in range(_TRIES):
-        with _head(home / "head.log", environment) as head:
+        with _head(home / "head.log", environment, cpus, gpus) as head:
             if head:
                 yield head
                 return
@@ -66,12 +68,13 @@ def running_head(home: Path, **more: str) -> Iterator[Head]:
 
 
 @contextmanager
-def _head(log: Path, environment: dict[str, str]) -> Iterator[Head | None]:
+def _head(log: Path, environment: dict[str, str], cpus: int, gpus: int) -> Iterator[Head | None]:
     """A head, or None if it did not start."""
     port, dashboard = free_port(), free_port()
     temp_dir = Path(tempfile.mkdtemp(prefix="rb", dir="/tmp"))  # sockets lie in it: their paths must be short
-    command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=4", "--disable-usage-stats"]
+    command = [str(BIN / "ray"), "start", "--head", "--block", f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
     command += [f"--port={port}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
+    command += ["--disable-usage-stats"]
     # The agent that starts jobs has a fixed port, which the Ray of other tests holds.
     command += [f"--dashboard-agent-listen-port={free_port()}"]
     command += ["--node-ip-address=127.0.0.1", f"--temp-dir={temp_dir}"]
