@@ -67,7 +67,7 @@ def test_both_commands_of_the_mission_need_no_option_on_two_cpus(two_cpus: dict[
     assert read_json(tmp_path / "run" / "maps" / "mcl" / "manifest.json")["finished"]
     simulated = submit(two_cpus, *simulate, str(tmp_path / "run"))
     assert simulated.returncode == 0, simulated.stdout[-3000:]
-    assert "train " not in simulated.stdout, "what the first job made is used"
+    assert "train old" not in simulated.stdout, "what the first job made is used"
     assert {"mcl", "rm"} < set(pd.read_parquet(tmp_path / "run" / "results" / "summary.parquet").method)
 
 
