@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ray_backfill.core.errors import InputError, Stopped
 from ray_backfill.core.progress import detail, say, step
 from ray_backfill.workers.gpus import check_gpus
 from ray_backfill.workers.settings import EmbedActors, Workers, local_cpus, number_of
-from ray_backfill.workers.waiting import check_room, living_resources
+from ray_backfill.workers.waiting import Node, answers, check_room, living_resources
 from ray_backfill.workers.watchdog import kill, rays_notices_as_lines, watched
 
 _OBJECT_STORE_BYTES = 500 << 20
@@ -67,7 +67,7 @@ def session() -> Iterator[None]:
         with step("start Ray"), _without_note_of_level(), _keeping_signal_handlers():
             is_own = _start()
         try:
-            with watched() if is_own else nullcontext():
+            with watched(is_own):
                 yield
         finally:
             with detail("stop Ray"):
@@ -77,7 +77,10 @@ def session() -> Iterator[None]:
 def _start() -> bool:
     """Connect; returns whether Ray was started."""
     os.environ.setdefault(_LEVEL, _SILENT)
-    if os.environ.get("RAY_ADDRESS"):
+    if address := os.environ.get("RAY_ADDRESS"):
+        host, _, port = address.rpartition(":")
+        if port.isdigit() and "/" not in host and not answers(Node("", host, int(port), {})):  # Ray tries for minutes
+            raise InputError(f"no Ray answers at RAY_ADDRESS={address}; start its head, or unset the variable")
         ray.init(log_to_driver=False, logging_level=logging.WARNING)
         return False
     for name, value in _LOCAL_ENVIRONMENT.items():

@@ -1,8 +1,8 @@
-"""What Ray's servers do and say, in one line each: the run ends if one of a local Ray dies, and notices become lines.
+"""What Ray's servers do and say, in one line each: the run ends if one that it needs dies, and notices become lines.
 
-Without its servers, calls of the driver wait for a minute; then Ray ends the process without a word. What they publish
-to every driver, Ray prints as paragraphs on stdout; no setting prevents that: ``log_to_driver`` concerns the output of
-workers only.
+Without these servers, calls of the driver wait for a minute; then Ray ends the process without a word. What servers
+publish to every driver, Ray prints as paragraphs on stdout; no setting prevents that: ``log_to_driver`` concerns the
+output of workers only.
 """
 
 import os
@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from subprocess import Popen
@@ -19,10 +20,14 @@ import psutil
 import ray
 
 from ray_backfill.core.progress import say
+from ray_backfill.workers.waiting import Node, answers, counted_nodes
 
 _POLL_S = 0.25
 # The processes that Ray cannot do without, as Ray names them.
 _SERVERS = ("gcs_server", "raylet")
+# Seconds between two looks at a cluster, and how long it may be silent: a head that keeps its state elsewhere can come
+# back, and Ray waits a minute for it.
+_LOOK_S, _SILENT_S = 2.0, 40.0
 
 _DEAD = re.compile(r"node id: (\w+) and address: (\S+) .*has been marked dead", re.DOTALL)
 _MEMORY = re.compile(r"memory pressure \(OOM\)|running low on memory")
@@ -30,10 +35,12 @@ _PLACE = re.compile(r"\bIP: ([\d.]+)|\baddress: ([\d.]+)")
 
 
 @contextmanager
-def watched() -> Iterator[None]:
-    """Within the block, end the process with exit code 1 if a server of the Ray that it started dies."""
+def watched(is_own: bool) -> Iterator[None]:
+    """Within the block, end the process with exit code 1 if Ray's servers die: those of the Ray that it started, or the
+    head of the cluster and the server of this node.
+    """
     ended = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(ended,), daemon=True)
+    watcher = threading.Thread(target=_watch if is_own else _watch_cluster, args=(ended,), daemon=True)
     watcher.start()
     before, threading.excepthook = threading.excepthook, _without_rays_threads(threading.excepthook)
     try:
@@ -62,11 +69,32 @@ def _watch(ended: threading.Event) -> None:
     while not ended.wait(_POLL_S):
         dead = [(name, process) for name, process in node.dead_processes() if name in _SERVERS]
         if dead and not ended.is_set():
-            start = "\n\x1b[?25h" if sys.stderr.isatty() else ""  # a live display hides the cursor
-            print(start + _line(*dead[0], node.get_logs_dir_path()), file=sys.stderr, flush=True)
             kill([process.pid for _, process in node.live_processes()])
-            # An exception would not reach a main thread that waits for Ray.
-            os._exit(1)
+            _end(_line(*dead[0], node.get_logs_dir_path()))
+
+
+def _watch_cluster(ended: threading.Event) -> None:
+    context = ray.get_runtime_context()
+    host, _, port = context.gcs_address.rpartition(":")
+    this = next(node for node in counted_nodes() if node.id == context.get_node_id())
+    servers = {"head of the Ray cluster": Node("", host, int(port), {}), "Ray of this node": this}
+    heard = dict.fromkeys(servers, time.monotonic())
+    while not ended.wait(_LOOK_S):
+        heard |= {name: time.monotonic() for name, server in servers.items() if answers(server)}
+        silent = [name for name in servers if time.monotonic() - heard[name] > _SILENT_S]
+        if silent and not ended.is_set():
+            where = f"{servers[silent[0]].address}:{servers[silent[0]].port}"
+            _end(
+                f"error: the {silent[0]} ({where}) has not answered for {_SILENT_S:g} s; start Ray again, and the same "
+                "command continues where it was"
+            )
+
+
+def _end(line: str) -> None:
+    """End the process. An exception would not reach a main thread that waits for Ray."""
+    start = "\n\x1b[?25h" if sys.stderr.isatty() else ""  # a live display hides the cursor
+    print(start + line, file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def kill(processes: list[int]) -> None:

@@ -1,6 +1,7 @@
 """Small models of the tests, named as python:tests.encode._models:NAME."""
 
 import hashlib
+import time
 from typing import Any
 
 import numpy as np
@@ -76,3 +77,13 @@ def chokes(texts: list[str]) -> Any:
 
 def ragged(texts: list[str]) -> Any:
     return [[1.0] * (1 + row) for row in range(len(texts))]
+
+
+def slow_old(texts: list[str]) -> Any:
+    time.sleep(0.2)
+    return old(texts)
+
+
+def slow_new(texts: list[str]) -> Any:
+    time.sleep(0.2)
+    return np.stack([_vector(text, 24) for text in texts]) + np.float32(0.5)

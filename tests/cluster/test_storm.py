@@ -1,0 +1,242 @@
+"""Kills at random moments of a driver, a shard, a node under the embedding, and a head: the same command goes on.
+
+Afterwards results equal the undisturbed ones, and what was finished before a kill is still the same file.
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ray_backfill.core.stages import is_finished
+from tests.cluster._nodes import ROOT, Nodes, started_nodes
+from tests.cluster.drill._drill import write_folder
+from tests.head import running_head
+
+pytestmark = [pytest.mark.cluster, pytest.mark.heavy]
+KILLS = int(os.environ.get("KILLS", "10"))
+
+FIT = ["fit", "--methods", "fct", "rqt", "ridge_gallery", "--transforms.epochs", "40", "--transforms.hidden", "64"]
+SIMULATE = ["simulate", "--methods", "rm_naive", "ridge_gallery", "procrustes_query", "--shards", "2", "--points", "5"]
+EMBED = ["embed", "--old", "python:tests.encode._models:slow_old", "--new", "python:tests.encode._models:slow_new"]
+EMBED += ["--items.part-rows", "16", "--items.draw-queries", "20", "--items.draw-train", "40"]
+
+
+def write_texts(path: Path) -> Path:
+    lines = [{"id": i, "text": f"word{i % 17} and word{i % 5} of item {i}", "label": i % 17} for i in range(400)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def what_counts(out: Path) -> dict[str, str]:
+    """What a run computes below a folder of finished stages and parts: file -> hash."""
+    names = [path.parent for path in out.rglob("manifest.json") if is_finished(path.parent)]
+    found = [path for folder in names for path in folder.glob("*.safetensors")]
+    found += [path for name in ("curves", "summary", "differences") for path in out.glob(f"results/{name}.parquet")]
+    found += out.glob("embeddings/*.parquet/*.parquet")
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(found)}
+
+
+def stamps(out: Path) -> dict[str, tuple[int, int]]:
+    """Which files those are: inode and time."""
+    return {name: ((out / name).stat().st_ino, (out / name).stat().st_mtime_ns) for name in what_counts(out)}
+
+
+@dataclass
+class Storm:
+    """A command that is killed again and again. environment: of its cluster, which a new head replaces."""
+
+    arguments: list[str]
+    out: Path
+    environment: Mapping[str, str]
+    reference: dict[str, str] = field(default_factory=dict)
+    takes_s: float = 0.0
+    dice: random.Random = field(default_factory=lambda: random.Random(7))
+    finished: int = 0
+    said: list[str] = field(default_factory=list)
+
+    def start(self) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "ray_backfill", *self.arguments, "--out", str(self.out)]
+        return subprocess.Popen(
+            command, env=dict(self.environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def undisturbed(self) -> None:
+        began = time.monotonic()
+        with self.start() as driver:
+            _, err = driver.communicate(timeout=600)
+        assert driver.returncode == 0, err
+        self.takes_s = time.monotonic() - began
+        self.reference = what_counts(self.out)
+        assert self.reference
+        shutil.rmtree(self.out)
+
+    def kill_once(self, victim: Callable[["subprocess.Popen[str]"], str]) -> str:
+        """Start the command, kill the victim at a random moment, and let the command end; returns what it said.
+
+        A command that was done before is compared and begun anew.
+        """
+        while True:
+            kept, driver = stamps(self.out) if self.out.exists() else {}, self.start()
+            with suppress(subprocess.TimeoutExpired):
+                driver.wait(self.dice.uniform(0.15, 1.0) * self.takes_s)
+            if driver.poll() is None:
+                break
+            self.compare(driver, kept)
+        kept = stamps(self.out) if self.out.exists() else {}
+        name = victim(driver)
+        try:
+            _, err = driver.communicate(timeout=400)
+        except subprocess.TimeoutExpired:
+            os.killpg(driver.pid, signal.SIGKILL)
+            raise AssertionError(f"hangs after {name}: {driver.communicate()[1][-2000:]}") from None
+        self.said.append(f"{name}: {driver.returncode} {(err.splitlines() or [''])[-1]}")
+        print(self.said[-1], flush=True)
+        assert "Traceback" not in err, err
+        if driver.returncode == 0:
+            self.compare(driver, kept)
+        else:
+            self.unchanged(kept)
+        return err
+
+    def compare(self, driver: "subprocess.Popen[str]", kept: dict[str, tuple[int, int]]) -> None:
+        assert driver.returncode == 0, driver.communicate()[1][-3000:]
+        self.unchanged(kept)
+        assert what_counts(self.out) == self.reference
+        self.finished += 1
+        shutil.rmtree(self.out)
+
+    def unchanged(self, kept: dict[str, tuple[int, int]]) -> None:
+        now = stamps(self.out) if self.out.exists() else {}
+        assert {name: now.get(name) for name in kept} == kept, "what was finished is kept"
+
+    def end(self) -> None:
+        """The same command once more."""
+        kept = stamps(self.out) if self.out.exists() else {}
+        with self.start() as driver:
+            driver.wait(600)
+        self.compare(driver, kept)
+
+
+def the_driver(driver: "subprocess.Popen[str]") -> str:
+    os.killpg(driver.pid, signal.SIGKILL)
+    return "driver"
+
+
+def environment_of(address: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name[:4] != "RAY_" or name == "RAY_AUTH_MODE"}
+    return kept | {"RAY_ADDRESS": address, "RAY_worker_niceness": "0", "PYTHONPATH": str(ROOT)}
+
+
+def workers(nodes: Nodes, of: list[Any] | None = None) -> list[psutil.Process]:
+    """The processes that the raylets of these nodes have started."""
+    raylets = [info.process.pid for n in of or nodes.cluster.list_all_nodes() for info in n.all_processes["raylet"]]
+    return [child for pid in raylets for child in psutil.Process(pid).children()]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with started_nodes(3, 1) as started:
+        yield started
+
+
+def test_fit_survives_kills_of_its_driver(nodes: Nodes, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "data")
+    storm = Storm([*FIT, "--data", str(data)], tmp_path / "out", environment_of(nodes.cluster.address))
+    storm.undisturbed()
+    for _ in range(KILLS):
+        storm.kill_once(the_driver)
+    storm.end()
+
+
+def test_a_simulation_over_shards_survives_kills_of_shards_and_driver(nodes: Nodes, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "data")
+    storm = Storm([*SIMULATE, "--data", str(data)], tmp_path / "out", environment_of(nodes.cluster.address))
+    storm.undisturbed()
+
+    def a_shard(driver: "subprocess.Popen[str]") -> str:
+        ends = time.monotonic() + 60
+        while driver.poll() is None and time.monotonic() < ends:
+            for process in workers(nodes):
+                with suppress(psutil.NoSuchProcess):
+                    if process.cmdline()[0].startswith("ray::ShardActor"):
+                        process.kill()
+                        return "shard"
+            time.sleep(0.02)
+        return "nothing"
+
+    for number in range(KILLS):
+        err = storm.kill_once(a_shard if number % 2 else the_driver)
+        if storm.said[-1].startswith("shard: 2"):
+            assert "a gallery shard died, perhaps because it ran out of memory" in err.splitlines()[-1]
+    storm.end()
+
+
+def test_an_embedding_survives_kills_of_nodes(nodes: Nodes, tmp_path: Path) -> None:
+    texts = write_texts(tmp_path / "texts.jsonl")
+    storm = Storm([*EMBED, "--texts", str(texts)], tmp_path / "out", environment_of(nodes.cluster.address))
+    storm.undisturbed()
+
+    def a_node(driver: "subprocess.Popen[str]") -> str:
+        others = [node for node in nodes.cluster.list_all_nodes() if node.node_id != nodes.head]
+        busy = [node for node in others if any("Map" in " ".join(each.cmdline()) for each in workers(nodes, [node]))]
+        nodes.kill(storm.dice.choice(busy or others).node_id)
+        nodes.cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+        return f"node{' with an actor' * bool(busy)}"
+
+    for _ in range(KILLS):
+        storm.kill_once(a_node)
+        assert storm.said[-1].split(": ")[1].startswith("0 "), "the command goes on by itself"
+    if storm.out.exists():
+        storm.end()
+
+
+@pytest.mark.parametrize("what", ["simulate", "embed"])
+def test_a_command_goes_on_with_a_new_head(tmp_path: Path, what: str) -> None:
+    if what == "simulate":
+        arguments = [*SIMULATE, "--data", str(write_folder(tmp_path / "data"))]
+    else:
+        arguments = [*EMBED, "--texts", str(write_texts(tmp_path / "texts.jsonl"))]
+    storm = Storm(arguments, tmp_path / "out", {})
+
+    def the_head(driver: "subprocess.Popen[str]") -> str:
+        killed = storm.dice.choice([("gcs_server",), ("raylet",), ("gcs_server", "raylet")])
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or [""]
+            if Path(words[0]).name in killed and any(storm.environment["HEAD"] in word for word in words):
+                process.kill()
+        return " and ".join(killed)
+
+    for number in range(KILLS // 2 + 1):
+        with new_head(tmp_path / f"home-{number}") as storm.environment:
+            if number == 0:
+                storm.undisturbed()
+            if number == KILLS // 2:
+                storm.end()
+                return
+            err = storm.kill_once(the_head)
+            if not storm.said[-1].split(": ")[1].startswith("0 "):
+                assert err.splitlines()[-1].startswith("error: the ")
+
+
+@contextmanager
+def new_head(home: Path) -> Iterator[dict[str, str]]:
+    """The environment of a driver on a head of its own, whose processes name the folder HEAD."""
+    home.mkdir()
+    with running_head(home, cpus=2) as head:
+        here = {"RAY_ADDRESS": head.address, "RAY_worker_niceness": "0", "PYTHONPATH": str(ROOT)}
+        yield head.environment | here | {"HEAD": str(head.temp_dir)}
