@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 BIN = Path(sys.executable).parent
 _TRIES = 5
 
@@ -24,6 +26,14 @@ class Head(NamedTuple):
     temp_dir: Path
     environment: dict[str, str]
     """For its clients."""
+
+
+def kill_servers(head: str | Path, *names: str) -> None:
+    """Kill these of the head's servers: gcs_server, raylet. head: its ``temp_dir``."""
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or [""]
+        if Path(words[0]).name in names and any(f"{head}/" in word for word in words):
+            process.kill()
 
 
 def free_port() -> int:
@@ -48,10 +58,10 @@ def answers(port: int, timeout_s: float = 150.0) -> bool:
 
 
 @contextmanager
-def running_head(home: Path, cpus: int = 4, gpus: int = 0, **more: str) -> Iterator[Head]:
+def running_head(home: Path, cpus: int = 4, **more: str) -> Iterator[Head]:
     """A head protected by a token, once it has started and its dashboard answers. more: of its environment.
 
-    cpus, gpus: what Ray counts, whatever the machine has.
+    cpus: what Ray counts, whatever the machine has.
 
     Ray gives itself 30 s to start, which a busy machine exceeds after the dashboard has answered: it is tried again.
     """
@@ -60,7 +70,7 @@ def running_head(home: Path, cpus: int = 4, gpus: int = 0, **more: str) -> Itera
     environment |= {"HOME": str(home), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "token"}
     subprocess.run([BIN / "ray", "get-auth-token", "--generate"], env=environment, capture_output=True, check=True)
     for last in range(_TRIES):
-        with _head(home / "head.log", environment, cpus, gpus) as head:
+        with _head(home / "head.log", environment, cpus) as head:
             if head:
                 yield head
                 return
@@ -68,11 +78,11 @@ def running_head(home: Path, cpus: int = 4, gpus: int = 0, **more: str) -> Itera
 
 
 @contextmanager
-def _head(log: Path, environment: dict[str, str], cpus: int, gpus: int) -> Iterator[Head | None]:
+def _head(log: Path, environment: dict[str, str], cpus: int) -> Iterator[Head | None]:
     """A head, or None if it did not start."""
     port, dashboard = free_port(), free_port()
     temp_dir = Path(tempfile.mkdtemp(prefix="rb", dir="/tmp"))  # sockets lie in it: their paths must be short
-    command = [str(BIN / "ray"), "start", "--head", "--block", f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
+    command = [str(BIN / "ray"), "start", "--head", "--block", f"--num-cpus={cpus}"]
     command += [f"--port={port}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
     command += ["--disable-usage-stats"]
     # The agent that starts jobs has a fixed port, which the Ray of other tests holds.

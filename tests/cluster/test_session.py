@@ -1,16 +1,20 @@
 """A local Ray that is slow to start is started again."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import ray
 
+from ray_backfill.cli.models import ModelsJob, embedded
 from ray_backfill.core.errors import InputError
 from ray_backfill.workers import session, waiting
-from ray_backfill.workers.settings import EmbedActors, Workers
+from ray_backfill.workers.settings import Context, EmbedActors, ReplayPlace, Workers
+from tests.head import free_port
 
 SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup"
 
@@ -136,3 +140,25 @@ def test_everything_that_does_not_fit_is_one_line(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InputError, match=r"^training workers \(3 .* need 3 .*; embedding actors \(4 .* need 4 [^\n]*$"):
         session.all_of(*asked)
     assert session.all_of(asked[1]) == [(2, False)]
+
+
+def test_no_model_embeds_before_its_actors_and_shards_have_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cluster(monkeypatch, {"CPU": 2.0})
+    monkeypatch.setenv("RAY_ADDRESS", "a cluster")
+    monkeypatch.setattr(session, "session", nullcontext)
+    context = Context(tmp_path, actors=EmbedActors(3), place=ReplayPlace(4))
+    job = ModelsJob(out=tmp_path, old="openai:old", new="openai:new", texts="missing.csv")
+    with pytest.raises(InputError, match=r"^embedding actors \(3 .* need 3 .*; 4 gallery shards need 4 [^\n]*$"):
+        embedded(job.checked(), job, context)
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_no_ray_answers_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free_port()}")
+    with (
+        pytest.raises(InputError, match=r"^no Ray answers at RAY_ADDRESS=127.0.0.1:\d+; start its head"),
+        session.session(),
+    ):
+        pass

@@ -24,7 +24,7 @@ import pytest
 from ray_backfill.core.stages import is_finished
 from tests.cluster._nodes import ROOT, Nodes, started_nodes
 from tests.cluster.drill._drill import write_folder
-from tests.head import running_head
+from tests.head import kill_servers, running_head
 
 pytestmark = [pytest.mark.cluster, pytest.mark.heavy]
 KILLS = int(os.environ.get("KILLS", "10"))
@@ -215,10 +215,7 @@ def test_a_command_goes_on_with_a_new_head(tmp_path: Path, what: str) -> None:
 
     def the_head(driver: "subprocess.Popen[str]") -> str:
         killed = storm.dice.choice([("gcs_server",), ("raylet",), ("gcs_server", "raylet")])
-        for process in psutil.process_iter(["cmdline"]):
-            words = process.info["cmdline"] or [""]
-            if Path(words[0]).name in killed and any(storm.environment["HEAD"] in word for word in words):
-                process.kill()
+        kill_servers(storm.environment["HEAD"], *killed)
         return " and ".join(killed)
 
     for number in range(KILLS // 2 + 1):

@@ -33,7 +33,7 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
 def two_cpus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
     """The environment of a client of a head with two CPUs, where the default recipe is small or, slowly, as it is."""
     small = {"RAY_BACKFILL_PLUGINS": "tests.jobs._small_landmarks", "PYTHONPATH": str(ROOT)} if request.param else {}
-    with running_head(tmp_path, cpus=2, **small) as head:
+    with running_head(tmp_path, 2, **small) as head:
         yield head.environment | {"RAY_API_SERVER_ADDRESS": head.dashboard}
 
 
