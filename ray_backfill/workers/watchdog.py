@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from subprocess import Popen
 from typing import Any
@@ -69,8 +69,7 @@ def _watch(ended: threading.Event) -> None:
     while not ended.wait(_POLL_S):
         dead = [(name, process) for name, process in node.dead_processes() if name in _SERVERS]
         if dead and not ended.is_set():
-            kill([process.pid for _, process in node.live_processes()])
-            _end(_line(*dead[0], node.get_logs_dir_path()))
+            _end(_line(*dead[0], node.get_logs_dir_path()), [process.pid for _, process in node.live_processes()])
 
 
 def _watch_cluster(ended: threading.Event) -> None:
@@ -90,14 +89,15 @@ def _watch_cluster(ended: threading.Event) -> None:
             )
 
 
-def _end(line: str) -> None:
-    """End the process. An exception would not reach a main thread that waits for Ray."""
+def _end(line: str, others: Sequence[int] = ()) -> None:
+    """End the process, and these others. An exception would not reach a main thread that waits for Ray."""
     start = "\n\x1b[?25h" if sys.stderr.isatty() else ""  # a live display hides the cursor
     print(start + line, file=sys.stderr, flush=True)
+    kill(others)
     os._exit(1)
 
 
-def kill(processes: list[int]) -> None:
+def kill(processes: Sequence[int]) -> None:
     """Kill these processes and all that they have started, which would wait for the dead server."""
     for number in processes:
         with suppress(psutil.NoSuchProcess):

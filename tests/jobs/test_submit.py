@@ -25,7 +25,7 @@ MISSION = re.findall(
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
     """The environment of a client of a running head, protected by a token."""
-    with running_head(tmp_path) as head:
+    with running_head(tmp_path, cpus=2) as head:
         yield head.environment | {"RAY_API_SERVER_ADDRESS": head.dashboard}
 
 
@@ -83,9 +83,12 @@ def test_a_submitted_drill_gives_what_was_replayed(finished: Path, cluster: dict
     shutil.copytree(finished / "backbones", out / "backbones")
     drill = submit(
         cluster, "python", "jobs/drill.py", "--out", str(out), *TINY,
-        "--actors.cpus", "0.5", "--live.part-items", "10", "--live.quiet-s", "0", "--live.traffic.warm-up-s", "0",
+        "--live.part-items", "10", "--live.quiet-s", "0", "--live.traffic.warm-up-s", "0",
     )  # fmt: skip
     assert drill.returncode == 0, drill.stdout[-3000:]
+    assert drill.stdout.count("1 embedding actor instead of 2: the Ray cluster has 2 CPUs") == 1, (
+        "shards have the other"
+    )
     for words in ("t = 0.50: mAP@100", "Live quality equals the replayed curve at all 3 checkpoints", "report: "):
         assert words in drill.stdout, "progress and the end are in the job's log"
     quality = pd.read_parquet(out / "live" / "quality.parquet")
