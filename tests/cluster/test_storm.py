@@ -185,6 +185,7 @@ def test_a_simulation_over_shards_survives_kills_of_shards_and_driver(nodes: Nod
 
     def a_shard(driver: "subprocess.Popen[str]") -> str:
         for _, process in waited_for(driver, nodes, "ray::ShardActor")[:1]:
+            time.sleep(storm.dice.uniform(0, 3))  # it starts, reads or replays
             with suppress(psutil.NoSuchProcess):
                 process.kill()
                 return "shard"
