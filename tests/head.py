@@ -28,12 +28,16 @@ class Head(NamedTuple):
     """For its clients."""
 
 
+def servers_of(head: str | Path, *names: str) -> list[psutil.Process]:
+    """Those of the head's servers: gcs_server, raylet. head: its ``temp_dir``."""
+    words = ((process, process.info["cmdline"] or [""]) for process in psutil.process_iter(["cmdline"]))
+    return [each for each, of in words if Path(of[0]).name in names and any(f"{head}/" in word for word in of)]
+
+
 def kill_servers(head: str | Path, *names: str) -> None:
-    """Kill these of the head's servers: gcs_server, raylet. head: its ``temp_dir``."""
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or [""]
-        if Path(words[0]).name in names and any(f"{head}/" in word for word in words):
-            process.kill()
+    """See ``servers_of``."""
+    for process in servers_of(head, *names):
+        process.kill()
 
 
 def free_port() -> int:

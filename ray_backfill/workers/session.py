@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from ray_backfill.core.errors import InputError, Stopped
 from ray_backfill.core.progress import detail, say, step
 from ray_backfill.workers.gpus import check_gpus
 from ray_backfill.workers.settings import EmbedActors, Workers, local_cpus, number_of
-from ray_backfill.workers.waiting import Node, answers, check_room, living_resources
-from ray_backfill.workers.watchdog import kill, rays_notices_as_lines, watched
+from ray_backfill.workers.waiting import answers_at, check_room, living_resources
+from ray_backfill.workers.watchdog import kill, rays_notices_as_lines, watch_cluster, watch_own, watched
 
 _OBJECT_STORE_BYTES = 500 << 20
 _STARTS = 3
@@ -63,26 +63,26 @@ def session() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    with rays_notices_as_lines():
+    is_own = not os.environ.get("RAY_ADDRESS")
+    with rays_notices_as_lines(), nullcontext() if is_own else watched(watch_cluster):
         with step("start Ray"), _without_note_of_level(), _keeping_signal_handlers():
-            is_own = _start()
+            _start()
         try:
-            with watched(is_own):
+            with watched(watch_own) if is_own else nullcontext():
                 yield
         finally:
             with detail("stop Ray"):
                 ray.shutdown()
 
 
-def _start() -> bool:
-    """Connect; returns whether Ray was started."""
+def _start() -> None:
+    """Connect to the cluster of RAY_ADDRESS, or start a local Ray."""
     os.environ.setdefault(_LEVEL, _SILENT)
     if address := os.environ.get("RAY_ADDRESS"):
-        host, _, port = address.rpartition(":")
-        if port.isdigit() and "/" not in host and not answers(Node("", host, int(port), {})):  # Ray tries for minutes
+        if not answers_at(address):  # Ray would try for minutes
             raise InputError(f"no Ray answers at RAY_ADDRESS={address}; start its head, or unset the variable")
         ray.init(log_to_driver=False, logging_level=logging.WARNING)
-        return False
+        return
     for name, value in _LOCAL_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # It warns of actors that have not started in a minute. A local Ray has room for them; a busy machine is only slow.
@@ -91,7 +91,6 @@ def _start() -> bool:
     # Ray lets all users of the machine read its token, and it permits running code here.
     if (token := Path.home() / ".ray" / "auth_token").exists():
         token.chmod(0o600)
-    return True
 
 
 def _start_local() -> None:

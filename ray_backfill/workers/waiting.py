@@ -57,7 +57,7 @@ def living_nodes() -> list[Node]:
     """The nodes that are alive, without those that died so recently that Ray still counts them."""
     counted = counted_nodes()
     with ThreadPoolExecutor(max(1, min(32, len(counted)))) as several:
-        return [node for node, is_alive in zip(counted, several.map(answers, counted), strict=True) if is_alive]
+        return [node for node, answers in zip(counted, several.map(_answers, counted), strict=True) if answers]
 
 
 def living_resources() -> dict[str, float]:
@@ -114,8 +114,13 @@ def died(nodes: Iterable[Node]) -> str:
     return f"node{'s' * (len(names) > 1)} {', '.join(names)} died"
 
 
-def answers(node: Node) -> bool:
-    """Whether the node accepts a connection."""
+def answers_at(address: str) -> bool:
+    """Whether a server at host:port accepts a connection; True for an address in another form, such as auto."""
+    host, _, port = address.rpartition(":")
+    return not port.isdigit() or "/" in host or _answers(Node("", host, int(port), {}))
+
+
+def _answers(node: Node) -> bool:
     for last in range(_TRIES):
         try:
             socket.create_connection((node.address, node.port), _CONNECT_S).close()

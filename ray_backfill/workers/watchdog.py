@@ -8,7 +8,6 @@ output of workers only.
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import psutil
 import ray
 
 from ray_backfill.core.progress import say
-from ray_backfill.workers.waiting import Node, answers, counted_nodes
+from ray_backfill.workers.waiting import answers_at
 
 _POLL_S = 0.25
 # The processes that Ray cannot do without, as Ray names them.
@@ -35,12 +34,11 @@ _PLACE = re.compile(r"\bIP: ([\d.]+)|\baddress: ([\d.]+)")
 
 
 @contextmanager
-def watched(is_own: bool) -> Iterator[None]:
-    """Within the block, end the process with exit code 1 if Ray's servers die: those of the Ray that it started, or the
-    head of the cluster and the server of this node.
-    """
-    ended = threading.Event()
-    watcher = threading.Thread(target=_watch if is_own else _watch_cluster, args=(ended,), daemon=True)
+def watched(watch: Callable[[threading.Event, int], None]) -> Iterator[None]:
+    """Within the block, end the process with exit code 1 if Ray's servers die. watch: which ones, a function below."""
+    # Standard error is another file while Ray starts.
+    ended, stderr = threading.Event(), os.dup(2)
+    watcher = threading.Thread(target=watch, args=(ended, stderr), daemon=True)
     watcher.start()
     before, threading.excepthook = threading.excepthook, _without_rays_threads(threading.excepthook)
     try:
@@ -49,6 +47,7 @@ def watched(is_own: bool) -> Iterator[None]:
         threading.excepthook = before
         ended.set()  # before Ray is shut down
         watcher.join()
+        os.close(stderr)
 
 
 def _without_rays_threads(hook: Callable[[threading.ExceptHookArgs], object]) -> Callable[..., object]:
@@ -64,35 +63,36 @@ def _without_rays_threads(hook: Callable[[threading.ExceptHookArgs], object]) ->
     return hook_of_others
 
 
-def _watch(ended: threading.Event) -> None:
+def watch_own(ended: threading.Event, stderr: int) -> None:
+    """End the process if a server of the Ray that it started dies."""
     node = ray._private.worker._global_node
     while not ended.wait(_POLL_S):
         dead = [(name, process) for name, process in node.dead_processes() if name in _SERVERS]
         if dead and not ended.is_set():
-            _end(_line(*dead[0], node.get_logs_dir_path()), [process.pid for _, process in node.live_processes()])
+            line = _line(*dead[0], node.get_logs_dir_path())
+            _end(stderr, line, [process.pid for _, process in node.live_processes()])
 
 
-def _watch_cluster(ended: threading.Event) -> None:
-    context = ray.get_runtime_context()
-    host, _, port = context.gcs_address.rpartition(":")
-    this = next(node for node in counted_nodes() if node.id == context.get_node_id())
-    servers = {"head of the Ray cluster": Node("", host, int(port), {}), "Ray of this node": this}
-    heard = dict.fromkeys(servers, time.monotonic())
+def watch_cluster(ended: threading.Event, stderr: int) -> None:
+    """End the process if the head of the cluster of RAY_ADDRESS, or the server of this node, is silent for too long."""
+    heard: dict[str, float] = {}
     while not ended.wait(_LOOK_S):
-        heard |= {name: time.monotonic() for name, server in servers.items() if answers(server)}
-        silent = [name for name in servers if time.monotonic() - heard[name] > _SILENT_S]
-        if silent and not ended.is_set():
-            where = f"{servers[silent[0]].address}:{servers[silent[0]].port}"
-            _end(
-                f"error: the {silent[0]} ({where}) has not answered for {_SILENT_S:g} s; start Ray again, and the same "
-                "command continues where it was"
-            )
+        node = ray._private.worker._global_node  # None: not connected yet
+        servers = {"head of the Ray cluster": node.gcs_address if node else os.environ.get("RAY_ADDRESS", "")}
+        servers |= {"Ray of this node": f"{node.node_ip_address}:{node.node_manager_port}"} if node else {}
+        for name, address in servers.items():
+            if answers_at(address):
+                heard[name] = time.monotonic()
+            silent_s = time.monotonic() - heard.setdefault(name, time.monotonic())
+            if silent_s > _SILENT_S and not ended.is_set():
+                silent = f"the {name} ({address}) has not answered for {_SILENT_S:g} s"
+                _end(stderr, f"error: {silent}; start Ray again, and the same command continues where it was")
 
 
-def _end(line: str, others: Sequence[int] = ()) -> None:
+def _end(stderr: int, line: str, others: Sequence[int] = ()) -> None:
     """End the process, and these others. An exception would not reach a main thread that waits for Ray."""
-    start = "\n\x1b[?25h" if sys.stderr.isatty() else ""  # a live display hides the cursor
-    print(start + line, file=sys.stderr, flush=True)
+    start = "\n\x1b[?25h" if os.isatty(stderr) else ""  # a live display hides the cursor
+    os.write(stderr, f"{start}{line}\n".encode())
     kill(others)
     os._exit(1)
 
