@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 BIN = Path(sys.executable).parent
 _TRIES = 5
 
@@ -24,6 +26,18 @@ class Head(NamedTuple):
     temp_dir: Path
     environment: dict[str, str]
     """For its clients."""
+
+
+def servers_of(head: str | Path, *names: str) -> list[psutil.Process]:
+    """Those of the head's servers: gcs_server, raylet. head: its ``temp_dir``."""
+    words = ((process, process.info["cmdline"] or [""]) for process in psutil.process_iter(["cmdline"]))
+    return [each for each, of in words if Path(of[0]).name in names and any(f"{head}/" in word for word in of)]
+
+
+def kill_servers(head: str | Path, *names: str) -> None:
+    """See ``servers_of``."""
+    for process in servers_of(head, *names):
+        process.kill()
 
 
 def free_port() -> int:
@@ -48,8 +62,10 @@ def answers(port: int, timeout_s: float = 150.0) -> bool:
 
 
 @contextmanager
-def running_head(home: Path, **more: str) -> Iterator[Head]:
+def running_head(home: Path, cpus: int = 4, **more: str) -> Iterator[Head]:
     """A head protected by a token, once it has started and its dashboard answers. more: of its environment.
+
+    cpus: what Ray counts, whatever the machine has.
 
     Ray gives itself 30 s to start, which a busy machine exceeds after the dashboard has answered: it is tried again.
     """
@@ -58,7 +74,7 @@ def running_head(home: Path, **more: str) -> Iterator[Head]:
     environment |= {"HOME": str(home), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "token"}
     subprocess.run([BIN / "ray", "get-auth-token", "--generate"], env=environment, capture_output=True, check=True)
     for last in range(_TRIES):
-        with _head(home / "head.log", environment) as head:
+        with _head(home / "head.log", environment, cpus) as head:
             if head:
                 yield head
                 return
@@ -66,12 +82,13 @@ def running_head(home: Path, **more: str) -> Iterator[Head]:
 
 
 @contextmanager
-def _head(log: Path, environment: dict[str, str]) -> Iterator[Head | None]:
+def _head(log: Path, environment: dict[str, str], cpus: int) -> Iterator[Head | None]:
     """A head, or None if it did not start."""
     port, dashboard = free_port(), free_port()
     temp_dir = Path(tempfile.mkdtemp(prefix="rb", dir="/tmp"))  # sockets lie in it: their paths must be short
-    command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=4", "--disable-usage-stats"]
+    command = [str(BIN / "ray"), "start", "--head", "--block", f"--num-cpus={cpus}"]
     command += [f"--port={port}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
+    command += ["--disable-usage-stats"]
     # The agent that starts jobs has a fixed port, which the Ray of other tests holds.
     command += [f"--dashboard-agent-listen-port={free_port()}"]
     command += ["--node-ip-address=127.0.0.1", f"--temp-dir={temp_dir}"]

@@ -1,7 +1,9 @@
 """Options that name two models and what they embed, and the embedding before a command's own work."""
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from ray_backfill.cli.options import REQUIRED, Options
@@ -66,9 +68,22 @@ def models_options(kind: type[ModelsJob], arguments: Sequence[str], hidden: Coll
     return Options(kind(out=Path("runs/models"), old=REQUIRED, new=REQUIRED), arguments, hidden=hidden)
 
 
+def check_places(context: Context) -> None:
+    """Raise InputError, before a model embeds, for all actors and shards that there is no room for."""
+    place = context.place
+    place.check_local()
+    if place.shards and os.environ.get("RAY_ADDRESS"):
+        from ray_backfill.compare.ray import check_shards
+        from ray_backfill.workers.session import all_of, placed, session
+
+        with session():
+            all_of(partial(placed, context.actors), partial(check_shards, place.shards, place.device))
+
+
 def embedded(request: tuple[dict[str, Spec], ItemSources], job: ModelsJob, context: Context) -> Path:
     """The folder of embeddings by both models: OUT/embeddings. Finished parts are used again."""
     from ray_backfill.encode.stage import embed_two
 
     specs, sources = request
+    check_places(context)
     return embed_two(context, specs, sources, job.items)

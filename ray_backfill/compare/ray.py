@@ -41,7 +41,7 @@ from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.gpus import check_gpus, gpu_of_task
 from ray_backfill.workers.progress import sent_as_row, sent_to, shown_in
 from ray_backfill.workers.session import has_gpus, placed, session
-from ray_backfill.workers.settings import Workers
+from ray_backfill.workers.settings import Workers, number_of
 from ray_backfill.workers.side_by_side import OfMethod, run_side_by_side
 from ray_backfill.workers.train import run_ddp
 from ray_backfill.workers.waiting import Actors, check_room, living_nodes
@@ -307,7 +307,7 @@ def train_maps(
         together = for_maps(workers) if by_ddp else replace(workers, number=1, cpus=1)
         for method in methods:
             assert method.fit is not None
-            method.fit.check(data, settings[method.name], together.number)
+            method.fit.check(data, settings[method.name], number_of(together))
         if not by_ddp:
             jobs = [MapJob(m.name, settings[m.name], distance, folder.train_path, out / m.name) for m in methods]
             fit_side_by_side(jobs, folder.train_bytes, shown, workers.max_failures)

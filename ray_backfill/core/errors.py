@@ -83,12 +83,12 @@ class Stopped(KeyboardInterrupt):
 
 
 def require_positive(settings: Any, group: str, *names: str) -> None:
-    """Raise InputError unless each of these fields of a settings dataclass is greater than 0.
+    """Raise InputError unless each of these fields of a settings dataclass is greater than 0, or None.
 
     group: where the command line has these settings, for the message: "workers" for --workers.number.
     """
     for name in names:
-        if not (value := getattr(settings, name)) > 0:
+        if (value := getattr(settings, name)) is not None and not value > 0:
             raise InputError(f"{_option(group, name)} must be greater than 0, got {value}")
 
 

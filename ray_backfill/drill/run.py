@@ -96,6 +96,7 @@ def drill_models(
         raise InputError(f"{method.name} needs a model {lacking[0]!r}; choose another --live.method")
     with session():
         number, on_gpu = check_room(live, actors)
+        context = replace(context, actors=replace(actors, number=number))
         before = embed_two(context, specs, sources, settings, tuple(old_models(method)))
         folder = read_folder(before, needed, gallery_needs=("old",))
         to_embed = EncodeRequest(context.out / "items", sources.modality, {"new": specs["new"]})
@@ -107,7 +108,6 @@ def drill_models(
             read_json(before / "probes.json"), tuple(sys.path),
         )  # fmt: skip
         comparison = resolve(folder, evaluation.named, fits, to_come=needed)
-        context = replace(context, actors=replace(actors, number=number))
         folder_of_drill = run_resolved(comparison, method, source, fits, live, context)
         bill(sorted(folder_of_drill.glob("parts/part-*.parquet")), to_embed.models)
         return folder_of_drill
@@ -147,8 +147,7 @@ def check_room(live: LiveSettings, actors: EmbedActors, with_models: bool = True
     from ray_backfill.workers.session import placed
 
     on_gpus = live.shards.number if "cuda" in (live.old_index.device, live.new_index.device) else 0
-    spare_cpus = 1 + live.shards.number * live.shards.cpus
-    return placed(actors, spare_cpus, on_gpus, with_models)
+    return placed(actors, live.shards.number * live.shards.cpus, on_gpus, with_models)
 
 
 def run_resolved(
@@ -166,7 +165,8 @@ def run_resolved(
     from ray_backfill.workers.session import session
 
     with session():
-        check_room(live, context.actors, not isinstance(source, FromStore))
+        number, _ = check_room(live, context.actors, not isinstance(source, FromStore))
+        actors = replace(context.actors, number=number)
         comparison, _ = fit_maps(comparison, fits, context)
         if comparison.left_out:
             raise InputError(f"{method.name}: {comparison.left_out[0].reason}")
@@ -188,7 +188,7 @@ def run_resolved(
                 context.out.name, folder, plan,
                 Questions(*queries, comparison.truth, comparison.evaluation.metrics, k),
                 _shards(folder, comparison, sides, live, plan.n_items),
-                PartsJob(folder, source, old_models(method), new_models(method), context.actors), live,
+                PartsJob(folder, source, old_models(method), new_models(method), actors), live,
             )  # fmt: skip
             run_drill(job)
             timings_s = {"drill": round(time.perf_counter() - started, 2)}

@@ -18,7 +18,7 @@ from ray_backfill.encode.encoder import Device, Model, same_model
 from ray_backfill.encode.kinds import load_model
 from ray_backfill.encode.part import ATTEMPTS, EncodeRequest, Rows, attempt, embed_part
 from ray_backfill.workers.session import placed, session
-from ray_backfill.workers.settings import EmbedActors, threads_of
+from ray_backfill.workers.settings import EmbedActors, number_of, threads_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def embed_parts(
     total = sum(sizes.values())
     left = sum(sizes[path] for _, path in missing)
     with session(), task("embed", total, f"{request.modality}s", done=total - left) as bar:
-        number, on_gpu = placed(actors, spare_cpus=1)
+        number, on_gpu = placed(actors)
         number = min(number, len(missing))
         device = Device("cuda" if on_gpu else "cpu", threads_of(actors), number)
         job = _Job(str(folder), request, probes, device, sys.path)
@@ -65,7 +65,7 @@ def _run(job: _Job, missing: list[tuple[str, Path]], actors: EmbedActors) -> Ite
     finished = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         _Embedder,
         fn_constructor_kwargs={"job": job},
-        compute=ray.data.ActorPoolStrategy(size=actors.number),
+        compute=ray.data.ActorPoolStrategy(size=number_of(actors)),
         num_cpus=actors.cpus,
         num_gpus=actors.gpus if job.device.name == "cuda" else 0,
     )

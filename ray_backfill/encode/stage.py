@@ -41,7 +41,7 @@ from ray_backfill.encode.models.python import model_of
 from ray_backfill.encode.part import EncodeRequest, Rows, broken_in, embed_part
 from ray_backfill.encode.spec import Spec
 from ray_backfill.engine.replay import usable_cpus
-from ray_backfill.workers.settings import Context, EmbedActors
+from ray_backfill.workers.settings import Context, EmbedActors, number_of
 
 
 def embed_two(
@@ -82,7 +82,7 @@ def embed_items(
     """
     actors.require_own_decoders()
     models = _loaded(request) if here is None else here
-    number = 1 if here else actors.number
+    number = 1 if here else number_of(actors)
     key, announced, probes = _recognised(folder, request, models, overwrite, number)
     is_finished = begin_stage(folder, key, overwrite)
     if changed := _changed(folder, probes):

@@ -6,9 +6,10 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
@@ -16,9 +17,9 @@ import ray
 from ray_backfill.core.errors import InputError, Stopped
 from ray_backfill.core.progress import detail, say, step
 from ray_backfill.workers.gpus import check_gpus
-from ray_backfill.workers.settings import EmbedActors, Workers, local_cpus
-from ray_backfill.workers.waiting import Deaths, but_died, check_disk, living_resources
-from ray_backfill.workers.watchdog import kill, rays_notices_as_lines, watched
+from ray_backfill.workers.settings import EmbedActors, Workers, local_cpus, number_of
+from ray_backfill.workers.waiting import answers_at, check_disk, check_room, living_resources
+from ray_backfill.workers.watchdog import kill, rays_notices_as_lines, watch_cluster, watch_own, watched
 
 _OBJECT_STORE_BYTES = 500 << 20
 _STARTS = 5
@@ -64,24 +65,27 @@ def session() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    with rays_notices_as_lines():
+    is_own = not os.environ.get("RAY_ADDRESS")
+    with rays_notices_as_lines(), nullcontext() if is_own else watched(watch_cluster):
         with step("start Ray"), _keeping_signal_handlers():
-            is_own = _start()
+            _start()
         try:
-            with watched() if is_own else nullcontext():
+            with watched(watch_own) if is_own else nullcontext():
                 yield
         finally:
             with detail("stop Ray"):
                 ray.shutdown()
 
 
-def _start() -> bool:
-    """Connect; returns whether Ray was started."""
+def _start() -> None:
+    """Connect to the cluster of RAY_ADDRESS, or start a local Ray."""
     os.environ.setdefault(_LEVEL, _SILENT)
-    if os.environ.get("RAY_ADDRESS"):
+    if address := os.environ.get("RAY_ADDRESS"):
+        if not answers_at(address):  # Ray would try for minutes
+            raise InputError(f"no Ray answers at RAY_ADDRESS={address}; start its head, or unset the variable")
         with _without_note_of_level():
             ray.init(log_to_driver=False, logging_level=logging.WARNING)
-        return False
+        return
     for name, value in _LOCAL_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # It warns of actors that have not started in a minute. A local Ray has room for them; a busy machine is only slow.
@@ -90,7 +94,6 @@ def _start() -> bool:
     # Ray lets all users of the machine read its token, and it permits running code here.
     if (token := Path.home() / ".ray" / "auth_token").exists():
         token.chmod(0o600)
-    return True
 
 
 def _start_local() -> None:
@@ -172,15 +175,18 @@ def placed(
 ) -> tuple[int, bool]:
     """Number of workers or actors to start on the connected cluster, and whether each gets a GPU.
 
-    On a cluster with GPUs each gets one, or its share, and their number is the limit. spare_cpus: left for others.
-    spare_gpus: shards that have one or a share, too. use_gpus: False for those that compute nothing that a GPU could.
+    On a cluster with GPUs each gets one, or its share. A number that nobody gave is lowered to what the cluster has
+    room for, and a line says so. spare_cpus, spare_gpus: of a drill's shards; spare_gpus of them have one or a share,
+    too. use_gpus: False for those that compute nothing that a GPU could.
 
     Raises:
         InputError: The cluster has too few CPUs or GPUs, and Ray would wait for them forever; or torch cannot use the
             GPUs, or FAISS those of the shards.
     """
-    resources = living_resources()
-    option, per_gpu = ("--workers", 1) if isinstance(processes, Workers) else ("--actors", processes.per_gpu)
+    resources, number, cpus = living_resources(), number_of(processes), processes.cpus + processes.decode_cpus
+    option, title, per_gpu = "--workers", "training worker", 1
+    if isinstance(processes, EmbedActors):
+        option, title, per_gpu = "--actors", "embedding actor", processes.per_gpu
     # All shares are equal, so that Ray leaves none that is too small.
     gpus, available = int(resources.get("GPU", 0)) * per_gpu, resources.get("CPU", 0)
     if spare_gpus and spare_gpus + use_gpus > gpus:
@@ -193,12 +199,27 @@ def placed(
     if spare_gpus or (gpus and use_gpus):
         check_gpus(with_faiss=spare_gpus > 0)
     gpus = gpus - spare_gpus if use_gpus else 0
-    number = min(processes.number, gpus) if gpus else processes.number
-    if number * (processes.cpus + processes.decode_cpus) + spare_cpus > available:
-        lent = f" and {number} x {processes.decode_cpus} that decode" if processes.decode_cpus else ""
-        lower = f"{option}.number or {option}.{'decode-cpus' if lent else 'cpus'}"
-        raise InputError(
-            f"{number} x {processes.cpus:g} CPUs ({option}){lent} and {spare_cpus:g} for Ray's own tasks were "
-            f"requested, but the Ray cluster has {available:g}{but_died(Deaths())}; lower {lower}"
-        )
+    if processes.number is None:
+        number = max(1, min(number, int((available - spare_cpus) / cpus + 1e-9), gpus or number))
+    lent = f" and {number} x {processes.decode_cpus} that decode" if processes.decode_cpus else ""
+    others = f" and the drill's shards ({spare_cpus:g})" if spare_cpus else ""
+    needs = {"CPU": number * cpus + spare_cpus} | ({"GPU": -(-(number + spare_gpus) // per_gpu)} if gpus else {})
+    lower = f"{option}.number or {option}.{'decode-cpus' if lent else 'cpus'}"
+    check_room(f"{title}s ({number} x {processes.cpus:g} CPUs{lent}){others}", needs, f"lower {lower}")
+    if number < number_of(processes):
+        has = f"{available:g} CPUs" + (f" and {resources['GPU']:g} GPUs" if gpus else "")
+        say(f"{number} {title} instead of {number_of(processes)}: the Ray cluster has {has}")
     return number, gpus > 0
+
+
+def all_of(*checks: Callable[[], Any]) -> list[Any]:
+    """What each of the checks returns. Raises one InputError that says what all of them say."""
+    results, problems = list[Any](), list[str]()
+    for check in checks:
+        try:
+            results.append(check())
+        except InputError as error:
+            problems.append(str(error))
+    if problems:
+        raise InputError("; ".join(problems))
+    return results

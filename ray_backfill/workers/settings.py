@@ -12,10 +12,10 @@ from ray_backfill.learn.training.fit import Tuned
 
 @dataclass(frozen=True)
 class EmbedActors:
-    """Ray actors that embed. On a cluster with GPUs each actor gets one, or a share, and their number is the limit."""
+    """Ray actors that embed. On a cluster with GPUs each actor gets one, or a share."""
 
-    number: int = 2
-    """Number of embedding actors."""
+    number: int | None = None
+    """Number of embedding actors; None: two, or one where there is no room for two. Results do not depend on it."""
     cpus: float = 1.0
     """CPUs that Ray reserves for each actor, which also decodes images in as many threads."""
     decode_cpus: int = 0
@@ -44,10 +44,11 @@ class EmbedActors:
 
 @dataclass(frozen=True)
 class Workers:
-    """Training workers. On a cluster with GPUs each worker gets one, and their number is the limit."""
+    """Training workers. On a cluster with GPUs each worker gets one."""
 
-    number: int = 2
-    """Number of DDP (data-parallel) workers. Without GPUs they only train backbones; maps get one CPU each."""
+    number: int | None = None
+    """Number of DDP (data-parallel) workers; None: two, or one where there is no room for two. They share each batch,
+    so backbones depend on it a little. Without GPUs they only train backbones; maps get one CPU each."""
     cpus: float = 1.0
     """CPUs that Ray reserves for each worker, which also decodes images in as many threads."""
     decode_cpus: int = 0
@@ -60,12 +61,17 @@ class Workers:
         require_not_negative(self, "workers", "max_failures", "decode_cpus")
 
 
+def number_of(processes: EmbedActors | Workers) -> int:
+    """Number of processes where there is room for them (see ``workers.session.placed``)."""
+    return 2 if processes.number is None else processes.number
+
+
 def threads_of(processes: EmbedActors | Workers) -> int:
     """Threads of each process that compute or decode, without those that wait for other nodes to decode."""
     return max(1, int(processes.cpus))
 
 
-# Minimum number of logical CPUs of a local Ray. With fewer, the embedding actors starve Ray Data's read tasks.
+# Minimum number of logical CPUs of a local Ray: for a drill's shards and embedding actors, and one task.
 _LEAST_CPUS = 4
 
 

@@ -130,6 +130,12 @@ def died(nodes: Iterable[Node]) -> str:
     return f"node{'s' * (len(names) > 1)} {', '.join(names)} died"
 
 
+def answers_at(address: str) -> bool:
+    """Whether a server at host:port accepts a connection; True for an address in another form, such as auto."""
+    host, _, port = address.rpartition(":")
+    return not port.isdigit() or "/" in host or _answers(Node("", host, int(port), {}))
+
+
 def _answers(node: Node) -> bool:
     for last in range(_TRIES):
         try:

@@ -1,16 +1,16 @@
-"""What Ray's servers do and say, in one line each: the run ends if one of a local Ray dies, and notices become lines.
+"""What Ray's servers do and say, in one line each: the run ends if one that it needs dies, and notices become lines.
 
-Without its servers, calls of the driver wait for a minute; then Ray ends the process without a word. What they publish
-to every driver, Ray prints as paragraphs on stdout; no setting prevents that: ``log_to_driver`` concerns the output of
-workers only.
+Without these servers, calls of the driver wait for a minute; then Ray ends the process without a word. What servers
+publish to every driver, Ray prints as paragraphs on stdout; no setting prevents that: ``log_to_driver`` concerns the
+output of workers only.
 """
 
 import os
 import re
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from subprocess import Popen
 from typing import Any
@@ -19,10 +19,14 @@ import psutil
 import ray
 
 from ray_backfill.core.progress import say
+from ray_backfill.workers.waiting import answers_at
 
 _POLL_S = 0.25
 # The processes that Ray cannot do without, as Ray names them.
 _SERVERS = ("gcs_server", "raylet")
+# Seconds between two looks at a cluster, and how long it may be silent: a head that keeps its state elsewhere can come
+# back, and Ray waits a minute for it.
+_LOOK_S, _SILENT_S = 2.0, 40.0
 
 _DEAD = re.compile(r"node id: (\w+) and address: (\S+) .*has been marked dead", re.DOTALL)
 _MEMORY = re.compile(r"memory pressure \(OOM\)|running low on memory")
@@ -30,16 +34,18 @@ _PLACE = re.compile(r"\bIP: ([\d.]+)|\baddress: ([\d.]+)")
 
 
 @contextmanager
-def watched() -> Iterator[None]:
-    """Within the block, end the process with exit code 1 if a server of the Ray that it started dies."""
-    ended = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(ended,), daemon=True)
+def watched(watch: Callable[[threading.Event, int], None]) -> Iterator[None]:
+    """Within the block, end the process with exit code 1 if Ray's servers die. watch: which ones, a function below."""
+    # Standard error is another file while Ray starts.
+    ended, stderr = threading.Event(), os.dup(2)
+    watcher = threading.Thread(target=watch, args=(ended, stderr), daemon=True)
     watcher.start()
     try:
         yield
     finally:
         ended.set()  # before Ray is shut down
         watcher.join()
+        os.close(stderr)
 
 
 def _without_rays_threads(hook: Callable[[threading.ExceptHookArgs], object]) -> Callable[..., object]:
@@ -56,19 +62,41 @@ def _without_rays_threads(hook: Callable[[threading.ExceptHookArgs], object]) ->
     return hook_of_others
 
 
-def _watch(ended: threading.Event) -> None:
+def watch_own(ended: threading.Event, stderr: int) -> None:
+    """End the process if a server of the Ray that it started dies."""
     node = ray._private.worker._global_node
     while not ended.wait(_POLL_S):
         dead = [(name, process) for name, process in node.dead_processes() if name in _SERVERS]
         if dead and not ended.is_set():
-            start = "\n\x1b[?25h" if sys.stderr.isatty() else ""  # a live display hides the cursor
-            print(start + _line(*dead[0], node.get_logs_dir_path()), file=sys.stderr, flush=True)
-            kill([process.pid for _, process in node.live_processes()])
-            # An exception would not reach a main thread that waits for Ray.
-            os._exit(1)
+            line = _line(*dead[0], node.get_logs_dir_path())
+            _end(stderr, line, [process.pid for _, process in node.live_processes()])
 
 
-def kill(processes: list[int]) -> None:
+def watch_cluster(ended: threading.Event, stderr: int) -> None:
+    """End the process if the head of the cluster of RAY_ADDRESS, or the server of this node, is silent for too long."""
+    heard: dict[str, float] = {}
+    while not ended.wait(_LOOK_S):
+        node = ray._private.worker._global_node  # None: not connected yet
+        servers = {"head of the Ray cluster": node.gcs_address if node else os.environ.get("RAY_ADDRESS", "")}
+        servers |= {"Ray of this node": f"{node.node_ip_address}:{node.node_manager_port}"} if node else {}
+        for name, address in servers.items():
+            if answers_at(address):
+                heard[name] = time.monotonic()
+            silent_s = time.monotonic() - heard.setdefault(name, time.monotonic())
+            if silent_s > _SILENT_S and not ended.is_set():
+                silent = f"the {name} ({address}) has not answered for {_SILENT_S:g} s"
+                _end(stderr, f"error: {silent}; start Ray again, and the same command continues where it was")
+
+
+def _end(stderr: int, line: str, others: Sequence[int] = ()) -> None:
+    """End the process, and these others. An exception would not reach a main thread that waits for Ray."""
+    start = "\n\x1b[?25h" if os.isatty(stderr) else ""  # a live display hides the cursor
+    os.write(stderr, f"{start}{line}\n".encode())
+    kill(others)
+    os._exit(1)
+
+
+def kill(processes: Sequence[int]) -> None:
     """Kill these processes and all that they have started, which would wait for the dead server."""
     for number in processes:
         with suppress(psutil.NoSuchProcess):

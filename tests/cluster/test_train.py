@@ -140,7 +140,7 @@ def test_two_workers_fit_what_one_process_fits(tmp_path: Path, monkeypatch: pyte
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
         assert read_json(found[method.name] / "manifest.json")["finished"]
     assert read_json(found["rm"] / "manifest.json")["workers"] == 2
-    with pytest.raises(InputError, match="9 x 1 CPUs"):
+    with pytest.raises(InputError, match="need 9 CPUs"):
         for_maps(Workers(number=9))
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from ray_backfill.cli import LINE
 from ray_backfill.core.errors import InputError
 from ray_backfill.workers.settings import ReplayPlace, local_cpus
 from ray_backfill.workers.watchdog import _without_rays_threads
+from tests.head import kill_servers, running_head
 
 # A run that waits for Ray in its main thread.
 WAITING = """
@@ -76,6 +78,57 @@ def test_the_end_is_one_line(victim: str, number: int, code: int, last: str) -> 
     while (left := processes_of(driver.pid)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left
+
+
+# The same on a cluster, which may be silent for two seconds.
+ON_A_CLUSTER = """
+import ray, time
+from ray_backfill.cli import interruptible, run_job
+from ray_backfill.workers import watchdog
+from ray_backfill.workers.session import session
+watchdog._LOOK_S, watchdog._SILENT_S = 0.5, 2.0
+
+@ray.remote
+def wait():
+    time.sleep(100)
+
+def main():
+    with interruptible(), session():
+        print("connected", flush=True)
+        ray.get(wait.remote())
+
+run_job(main)
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("victim", "said"),
+    [
+        ("gcs_server", "head of the Ray cluster"),
+        pytest.param("raylet", "Ray of this node", marks=pytest.mark.heavy),
+    ],
+)
+def test_servers_of_a_cluster_that_die_end_the_command(tmp_path: Path, victim: str, said: str) -> None:
+    with running_head(tmp_path, 1) as head:
+        environment = head.environment | {"RAY_ADDRESS": head.address}
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            [sys.executable, "-c", ON_A_CLUSTER], env=environment, stdout=pipe, stderr=pipe, text=True
+        ) as driver:
+            assert driver.stdout is not None
+            assert driver.stdout.readline() == "connected\n"
+            time.sleep(4)  # it goes on for longer than it may be silent
+            assert driver.poll() is None
+            kill_servers(head.temp_dir, victim)
+            _, err = driver.communicate(timeout=50)  # Ray itself would wait for a minute
+    assert driver.returncode == 1
+    (line,) = (line for line in err.splitlines() if not line.startswith("start Ray: "))
+    assert re.fullmatch(
+        rf"error: the {said} \([\d.]+:\d+\) has not answered for 2 s; start Ray again, and the same command continues "
+        "where it was",
+        line,
+    )
 
 
 def test_exceptions_of_other_threads_are_still_told() -> None:

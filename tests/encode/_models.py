@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -150,3 +151,13 @@ class NoBatch(NoIdentity):
 class HungryAtStart:
     def __init__(self) -> None:
         raise MemoryError
+
+
+def slow_old(texts: list[str]) -> Any:
+    time.sleep(0.2)
+    return old(texts)
+
+
+def slow_new(texts: list[str]) -> Any:
+    time.sleep(0.2)
+    return np.stack([_vector(text, 24) for text in texts]) + np.float32(0.5)

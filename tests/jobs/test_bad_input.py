@@ -1,5 +1,6 @@
 """What the table of ``tests/bad_input.py`` lacks: small clusters, methods without data, folders of other runs."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -41,18 +42,17 @@ def fail(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--workers.number", "6"), "6 x 1 CPUs (--workers) and 0 for Ray's own tasks were requested, but the Ray"),
-        (("--actors.cpus", "2"), "2 x 2 CPUs (--actors) and 1 for Ray's own tasks were requested, but the Ray"),
-    ],
-)
+@pytest.mark.parametrize("command", ["simulate", "fit"])
 def test_a_cluster_that_is_too_small_is_said_before_anything_is_computed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path,
-    arguments: tuple[str, ...], message: str,
-) -> None:  # fmt: skip
-    assert message in fail(monkeypatch, capsys, "--out", str(tmp_path / "out"), *arguments)
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    arguments = ["--out", str(tmp_path / "out"), "--workers.number", "600", "--actors.cpus", "200"]
+    has = r"CPUs, but the Ray cluster has \d+; lower --"
+    assert re.fullmatch(
+        rf"error: training workers \(600 x 1 CPUs\) need 600 {has}workers.number or --workers.cpus; "
+        rf"embedding actors \(1 x 200 CPUs\) need 200 {has}actors.number or --actors.cpus",
+        fail(monkeypatch, capsys, *arguments, command=command),
+    )
     assert not list(tmp_path.rglob("*.safetensors"))
 
 

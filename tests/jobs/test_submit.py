@@ -1,5 +1,6 @@
 """The main job through `ray job submit` on a head of its own."""
 
+import re
 import shutil
 import subprocess
 import time
@@ -9,14 +10,30 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from ray_backfill.core.stages import read_json
 from tests.head import BIN, running_head
 from tests.jobs.conftest import ROOT, TINY
+
+# As typed in the documentation: the two commands of the mission.
+MISSION = re.findall(
+    r"^    ray job submit .* -- \\\n        (python jobs/\S+ --out) /shared/runs/demo$",
+    (ROOT / "docs" / "cluster.md").read_text(),
+    re.MULTILINE,
+)
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
     """The environment of a client of a running head, protected by a token."""
-    with running_head(tmp_path) as head:
+    with running_head(tmp_path, cpus=2) as head:
+        yield head.environment | {"RAY_API_SERVER_ADDRESS": head.dashboard}
+
+
+@pytest.fixture(params=[pytest.param(True, marks=pytest.mark.cluster), pytest.param(False, marks=pytest.mark.heavy)])
+def two_cpus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a client of a head with two CPUs, where the default recipe is small or, slowly, as it is."""
+    small = {"RAY_BACKFILL_PLUGINS": "tests.jobs._small_landmarks", "PYTHONPATH": str(ROOT)} if request.param else {}
+    with running_head(tmp_path, 2, **small) as head:
         yield head.environment | {"RAY_API_SERVER_ADDRESS": head.dashboard}
 
 
@@ -33,6 +50,27 @@ def submit(environment: dict[str, str], *entrypoint: str) -> subprocess.Complete
         time.sleep(1)
 
 
+def test_both_commands_of_the_mission_need_no_option_on_two_cpus(two_cpus: dict[str, str], tmp_path: Path) -> None:
+    assert [command.split()[1] for command in MISSION] == ["jobs/train_mcl.py", "jobs/simulate_gldv2.py"]
+    fit, simulate = (command.split() for command in MISSION)
+    asked = ["--workers.number", "3", "--actors.number", "4", "--shards", "5"]
+    refused = submit(two_cpus, *simulate, str(tmp_path / "run"), *asked)
+    assert refused.returncode == 1
+    said = next(line for line in refused.stdout.splitlines() if line.startswith("error: "))
+    for words in ("workers (3 x 1 CPUs) need 3", "actors (4 x 1 CPUs) need 4", "5 gallery shards need 5"):
+        assert f"{words} CPUs, but the Ray cluster has 2; lower --" in said
+    assert not (tmp_path / "run" / "backbones").exists()
+
+    fitted = submit(two_cpus, *fit, str(tmp_path / "run"))
+    assert fitted.returncode == 0, fitted.stdout[-3000:]
+    assert " instead of 2" not in fitted.stdout
+    assert read_json(tmp_path / "run" / "maps" / "mcl" / "manifest.json")["finished"]
+    simulated = submit(two_cpus, *simulate, str(tmp_path / "run"))
+    assert simulated.returncode == 0, simulated.stdout[-3000:]
+    assert "train old" not in simulated.stdout, "what the first job made is used"
+    assert {"mcl", "rm"} < set(pd.read_parquet(tmp_path / "run" / "results" / "summary.parquet").method)
+
+
 def test_a_submitted_drill_gives_what_was_replayed(finished: Path, cluster: dict[str, str], tmp_path: Path) -> None:
     relative = submit(cluster, "python", "jobs/simulate_gldv2.py", "--out", "runs/demo")
     assert relative.returncode == 1
@@ -45,9 +83,12 @@ def test_a_submitted_drill_gives_what_was_replayed(finished: Path, cluster: dict
     shutil.copytree(finished / "backbones", out / "backbones")
     drill = submit(
         cluster, "python", "jobs/drill.py", "--out", str(out), *TINY,
-        "--actors.cpus", "0.5", "--live.part-items", "10", "--live.quiet-s", "0", "--live.traffic.warm-up-s", "0",
+        "--live.part-items", "10", "--live.quiet-s", "0", "--live.traffic.warm-up-s", "0",
     )  # fmt: skip
     assert drill.returncode == 0, drill.stdout[-3000:]
+    assert drill.stdout.count("1 embedding actor instead of 2: the Ray cluster has 2 CPUs") == 1, (
+        "shards have the other"
+    )
     for words in ("t = 0.50: mAP@100", "Live quality equals the replayed curve at all 3 checkpoints", "report: "):
         assert words in drill.stdout, "progress and the end are in the job's log"
     quality = pd.read_parquet(out / "live" / "quality.parquet")

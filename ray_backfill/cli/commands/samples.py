@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ray_backfill.cli import absolute, interruptible, shown
-from ray_backfill.cli.models import ModelsJob, models_options, names_models
+from ray_backfill.cli.models import ModelsJob, check_places, models_options, names_models
 from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.cli.runs import Folder, ForPrograms, Run, check_names, folder_options, names_folder, running
 from ray_backfill.core.errors import InputError
@@ -133,6 +133,7 @@ def run_forecast(job: ForecastJob | ForecastModelsJob) -> None:
     if isinstance(job, ForecastModelsJob):
         specs, sources = job.checked()
         with running(job) as context:
+            check_places(context)
             results = forecast_models(specs, sources, job.items, job.budget, job.evaluation, job.fits, context)
     else:
         data = absolute("--data", job.data)

@@ -27,6 +27,7 @@ from ray_backfill.drill.shard import ShardSize, measured_moments, write_answers
 from ray_backfill.drill.tables import Checkpoint
 from ray_backfill.drill.throttle import P99Controller
 from ray_backfill.drill.traffic import Sender, drop_events, read_events
+from ray_backfill.workers.settings import number_of
 from ray_backfill.workers.waiting import Deaths, Room
 
 # Seconds between two adjustments of the rate.
@@ -97,7 +98,7 @@ class Driver:
         self.recorder = recorder = Recorder(job.name, job.folder)
         actors = job.embed.actors
         needs = shards_need(job.shards, job.settings.shards, actors.gpus)
-        needs["CPU"] += actors.number * actors.cpus  # without others that decode, actors do
+        needs["CPU"] += number_of(actors) * actors.cpus  # without others that decode, actors do
         self.room = Room("the shards and embedding actors", needs, REMEDY)  # Ray starts them again elsewhere
         self.deaths = Deaths()
         self.embedding = EmbeddingSupervisor(job.embed, job.settings.throttle, recorder.incident)

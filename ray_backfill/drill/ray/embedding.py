@@ -42,6 +42,7 @@ from ray_backfill.encode.part import ATTEMPTS, attempt, contents_of
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.images.reading import read_ahead
 from ray_backfill.workers.decoders import source_for
+from ray_backfill.workers.settings import number_of
 from ray_backfill.workers.waiting import Look, answer_of
 
 # Niceness of embedding actors, so that other processes of the node go first, above all the shards.
@@ -102,7 +103,7 @@ def embed_operations(numbers: Sequence[int], job: PartsJob, pacer: ActorHandle) 
     finished = ray.data.from_items([{"number": n} for n in numbers], override_num_blocks=len(numbers)).map(
         _Embedder,
         fn_constructor_kwargs={"job": job, "pacer": pacer},
-        compute=ray.data.ActorPoolStrategy(size=min(job.actors.number, len(numbers))),
+        compute=ray.data.ActorPoolStrategy(size=min(number_of(job.actors), len(numbers))),
         num_cpus=job.actors.cpus,
         num_gpus=job.actors.gpus if on_gpu else 0,
     )
@@ -308,7 +309,7 @@ class EmbeddingSupervisor:
             except BaseException as error:  # the driver raises it
                 arrivals.reports.put(error)
 
-        self.wanted = min(self.job.actors.number, len(missing))
+        self.wanted = min(number_of(self.job.actors), len(missing))
         self.thread = thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:

@@ -4,7 +4,7 @@ import hashlib
 import math
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from ray_backfill.workers.decoders import source_for
 from ray_backfill.workers.gpus import smallest_gpu
 from ray_backfill.workers.progress import sent_to, shown_in
 from ray_backfill.workers.session import placed, session
-from ray_backfill.workers.settings import Workers, threads_of
+from ray_backfill.workers.settings import Workers, number_of, threads_of
 from ray_backfill.workers.train import run_ddp
 
 # Share of the time spent waiting for pixels above which it is reported.
@@ -88,7 +88,7 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overw
     source, training, title = open_images(job.data), job.training, job.title
     key = job.key(source)
     rows = training_rows(source.items("train").labels_N, job.classes)
-    images_per_worker(len(rows), job.classes, training, workers.number)  # fail before the workers start
+    images_per_worker(len(rows), job.classes, training, number_of(workers))  # fail before the workers start
     if begin_stage(folder, key, overwrite):
         return folder
     with session(), task(f"train {title}", unit="steps") as shown, shown_in(shown) as board:
@@ -97,7 +97,7 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overw
             check_memory_of_gpus(job, source, len(rows), number)
         threads, lent = threads_of(workers), workers.decode_cpus
         config = {"job": job, "folder": str(folder), "threads": threads, "lent": lent, "board": board}
-        facts = run_ddp(_worker, config, workers, _STORAGE, folder)
+        facts = run_ddp(_worker, config, replace(workers, number=number), _STORAGE, folder)
     if facts.get("feeding", {}).get("limit") == "decode":
         say(f"train {title}: {facts['feeding']['bottleneck']}")
     if not math.isfinite(facts["history"][-1]["loss"]):

@@ -35,7 +35,7 @@ from ray_backfill.recipes import EmbedSettings
 from ray_backfill.recipes.run.backbones import backbone_identity
 from ray_backfill.workers.decoders import source_for
 from ray_backfill.workers.session import placed, session
-from ray_backfill.workers.settings import EmbedActors, threads_of
+from ray_backfill.workers.settings import EmbedActors, number_of, threads_of
 
 _BROKEN = b"broken_images"  # metadata of a part: JSON list of [id, reason]
 _Outputs = dict[str, NDArray[Any]]  # of a batch or a part: column -> (B,) or (B, d)
@@ -143,7 +143,7 @@ def embed_stage(folder: Path, request: EmbedRequest, actors: EmbedActors, overwr
     if missing:
         require_readable(open_images(request.data))
         with session():
-            number, on_gpu = placed(actors, spare_cpus=1)
+            number, on_gpu = placed(actors)
             job = _Job(request, str(folder), threads_of(actors), on_gpu, actors.decode_cpus)
             facts = _embed_all(missing, images, job, replace(actors, number=min(number, len(missing))))
     write_parquet(folder / "broken.parquet", broken := _collect_broken(folder, parts))
@@ -224,7 +224,7 @@ def _embed_all(missing: list[Part], images: int, job: _Job, actors: EmbedActors)
     if found is None:
         return {}
     return {
-        "feeding": {"actors": actors.number, "images_per_s": round(done / (time.perf_counter() - since), 1)}
+        "feeding": {"actors": number_of(actors), "images_per_s": round(done / (time.perf_counter() - since), 1)}
         | found.facts()
     }
 
@@ -235,7 +235,7 @@ def _run(parts: list[Part], job: _Job, actors: EmbedActors) -> Iterator[Work]:
     finished = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts)).map(
         _Embedder,
         fn_constructor_kwargs={"job": job},
-        compute=ray.data.ActorPoolStrategy(size=actors.number),
+        compute=ray.data.ActorPoolStrategy(size=number_of(actors)),
         num_cpus=actors.cpus,
         num_gpus=actors.gpus if job.on_gpu else 0,
     )

@@ -4,9 +4,10 @@ Folders of a run: backbones/old, backbones/new, backbones/<kind> for methods tha
 contract), maps/<method>, results. Of a forecast or a drill: before, the state before the backfill.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from ray_backfill.drill.run import check_drill, check_room, run_resolved
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.engine.index import check_index
 from ray_backfill.images.datasets import open_images
-from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.methods import all_backbones, models_of
 from ray_backfill.learn.sides import old_models
 from ray_backfill.learn.training.backbone_loop import training_rows
@@ -31,8 +31,8 @@ from ray_backfill.recipes import Recipe
 from ray_backfill.recipes.run.backbones import BackboneJob, check_memory_of_gpus, info_of, train_backbone_stage
 from ray_backfill.recipes.run.checks import check_evaluation, check_recipe, recipe_classes
 from ray_backfill.recipes.run.embed import EmbedRequest, embed_stage
-from ray_backfill.workers.session import placed, session
-from ray_backfill.workers.settings import Context, threads_of
+from ray_backfill.workers.session import all_of, placed, session
+from ray_backfill.workers.settings import Context, number_of, threads_of
 
 
 def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> Path:
@@ -67,13 +67,39 @@ def _job(recipe: Recipe[Any], role: str, old: Path | None) -> BackboneJob:
     return BackboneJob(f"{title} backbone", recipe.source, classes, backbone, model.training, name, old)
 
 
-def _check_memory(recipe: Recipe[Any], roles: Sequence[str], source: ImageSource, workers: int) -> None:
+def _check_memory(recipe: Recipe[Any], roles: Sequence[str], workers: int) -> None:
     """Raise InputError if one of these backbones does not fit into the GPUs, before the first one is trained."""
-    old, labels_N = _job(recipe, "old", None), source.items("train").labels_N
+    source, old = open_images(recipe.source), _job(recipe, "old", None)
+    labels_N = source.items("train").labels_N
     for role in roles:
         job = _job(recipe, role, None)
         n_rows = len(training_rows(labels_N, job.classes))
         check_memory_of_gpus(job, source, n_rows, workers, info_of(old, source) if job.kind else None)
+
+
+def _placed(
+    recipe: Recipe[Any], context: Context, to_train: Sequence[str],
+    actors: Callable[[], tuple[int, bool]] | None = None, shards: Callable[[], None] | None = None,
+) -> Context:  # fmt: skip
+    """The context with the numbers of workers and actors that the connected cluster has room for.
+
+    to_train: backbones that are missing. actors: how many embed beside a drill's shards. shards: checks the replay's.
+
+    Raises:
+        InputError: Something that was asked for has no room; names everything that has none.
+    """
+    checks = (partial(placed, context.workers), actors or partial(placed, context.actors), shards or (lambda: None))
+    (n_workers, on_gpus), (n_actors, _), _ = all_of(*checks)
+    if on_gpus:
+        _check_memory(recipe, to_train, n_workers)
+    check_recipe(recipe, n_workers, to_train)
+    workers, number = replace(context.workers, number=n_workers), replace(context.actors, number=n_actors)
+    return replace(context, workers=workers, actors=number)
+
+
+def _to_train(roles: Sequence[str], context: Context) -> list[str]:
+    """The backbones to train. What is finished may have other settings, so --overwrite takes nothing for granted."""
+    return [role for role in roles if context.overwrite or not is_finished(context.out / "backbones" / role)]
 
 
 def embed_recipe(recipe: Recipe[Any], context: Context) -> Path:
@@ -118,10 +144,15 @@ def _embed(
     only: Sequence[int] = (),
 ) -> Path:
     """Embed with the backbones of these roles; trains them if they are missing."""
-    models = {role: train_recipe_backbone(recipe, role, context) for role in roles}
-    _, classes = recipe_classes(recipe)
-    request = EmbedRequest(recipe.source, models, classes, recipe.new.training, recipe.embed, gallery_models, only)
-    return timed(folder, lambda: embed_stage(folder, request, context.actors, context.overwrite))
+    to_train = _to_train(roles, context)
+    has_work = to_train or not is_finished(folder)
+    with session() if has_work else nullcontext():
+        if has_work:
+            context = _placed(recipe, context, to_train)
+        models = {role: train_recipe_backbone(recipe, role, context) for role in roles}
+        _, classes = recipe_classes(recipe)
+        request = EmbedRequest(recipe.source, models, classes, recipe.new.training, recipe.embed, gallery_models, only)
+        return timed(folder, lambda: embed_stage(folder, request, context.actors, context.overwrite))
 
 
 def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
@@ -132,8 +163,7 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
     """
     methods, out = recipe.evaluation.named.methods, context.out
     models = models_of(methods)
-    # What is finished may have other settings, so --overwrite takes nothing for granted.
-    to_train = [model for model in models if context.overwrite or not is_finished(out / "backbones" / model)]
+    to_train = _to_train(models, context)
     check_recipe(recipe, 1, to_train)
     check_evaluation(recipe, 1)
     source = open_images(recipe.source)
@@ -146,15 +176,10 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
     is_complete = not context.overwrite and all(is_finished(stage) for stage in stages)
     with nullcontext() if is_complete else session():
         if not is_complete:
-            workers, actors = context.workers, context.actors
-            number, on_gpus = placed(workers)
-            if on_gpus:
-                _check_memory(recipe, to_train, source, number)
-            placed(actors, spare_cpus=1)
-            check_recipe(recipe, number, to_train)
+            shards = partial(check_shards, context.place.shards, context.place.device)
+            context = _placed(recipe, context, to_train, shards=shards)
             n_trained = sum(method.is_trained for method in methods)
-            check_evaluation(recipe, for_maps(workers).number if n_trained == 1 else 1)
-            check_shards(context.place.shards, context.place.device)
+            check_evaluation(recipe, number_of(for_maps(context.workers)) if n_trained == 1 else 1)
         embeddings = embed_recipe(recipe, context)
         return evaluate_folder(embeddings, recipe.evaluation, recipe.fits, context, asdict(recipe))
 
@@ -166,24 +191,25 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
         InputError: Settings, data or ``out`` are wrong; raised before any computation where possible.
     """
     method, evaluation = check_drill(recipe.evaluation, live)
-    recipe, out, actors = replace(recipe, evaluation=evaluation), context.out, context.actors
+    recipe, out = replace(recipe, evaluation=evaluation), context.out
     roles = models_of(evaluation.named.asked)
-    check_recipe(recipe, 1, [role for role in roles if not is_finished(out / "backbones" / role)])
+    to_train = _to_train(roles, context)
+    check_recipe(recipe, 1, to_train)
     check_evaluation(recipe, 1)
     for settings, model in ((live.old_index, recipe.old), (live.new_index, recipe.new)):
         check_index(settings, model.backbone.dim, evaluation.distance)
     with session():
-        check_room(live, actors)
+        context = _placed(recipe, context, to_train, partial(check_room, live, context.actors))
+        actors = context.actors
         # Without separate queries, gallery items serve as queries, so all models embed the gallery.
         gallery_models = old_models(method) if "queries" in open_images(recipe.images).splits else None
         before = _embed(recipe, context, out / "before", roles, gallery_models)
         folder = read_folder(before, roles, gallery_needs=("old",))
-        number, on_gpu = check_room(live, actors)
+        _, on_gpu = check_room(live, actors)
         backbones = {role: out / "backbones" / role for role in roles}
         source = FromImages(
             recipe.images, backbones, folder.gallery.stored, recipe.embed.batch, threads_of(actors), on_gpu,
             zero_is_broken=evaluation.distance == "cosine", lent=actors.decode_cpus,
         )  # fmt: skip
         comparison = resolve(folder, evaluation.named, recipe.fits, from_images=True, to_come=roles)
-        context = replace(context, actors=replace(actors, number=number))
         return run_resolved(comparison, method, source, recipe.fits, live, context, asdict(recipe))

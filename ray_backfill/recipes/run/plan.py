@@ -18,7 +18,7 @@ from ray_backfill.learn.training.fit import by_size, trials_of
 from ray_backfill.learn.training.objective import Classification
 from ray_backfill.recipes import NO_ROOT, ModelRecipe, PlanningSettings, Recipe
 from ray_backfill.recipes.run.checks import check_choices, check_evaluation, check_recipe, recipe_classes
-from ray_backfill.workers.settings import EmbedActors, Workers
+from ray_backfill.workers.settings import EmbedActors, Workers, number_of
 
 STAGES = ("backbones", "embeddings", "maps")
 # Bytes of a stored row besides its vectors and its name: id, label and old_class are int64; old_score, old_entropy and
@@ -251,7 +251,7 @@ def plan_upgrade(
     names = models_of(recipe.evaluation.named.methods) if models is None else models
     found = {name: _model(recipe, counts, name) for name in names}
     planned, storage, memory = list[Stage](), dict[str, int](), dict[str, GpuMemory]()
-    on_workers = workers.number, workers.number * (workers.cpus + workers.decode_cpus), settings
+    on_workers = number_of(workers), number_of(workers) * (workers.cpus + workers.decode_cpus), settings
     if "backbones" in stages:
         for name in found:
             needs, memory[f"train {name}"] = _training(recipe, counts, found[name], name, workers)
@@ -261,8 +261,8 @@ def plan_upgrade(
         storage[f"checkpoints of the largest backbone while it trains {_TEMPORARY}"] = _CHECKPOINTS * max(sizes)
     if "embeddings" in stages:
         embedding = _embedding(recipe, counts, found)
-        gpus = -(-actors.number // actors.per_gpu)
-        planned.append(Stage(*embedding, gpus, actors.number * (actors.cpus + actors.decode_cpus), settings))
+        gpus = -(-number_of(actors) // actors.per_gpu)
+        planned.append(Stage(*embedding, gpus, number_of(actors) * (actors.cpus + actors.decode_cpus), settings))
         storage |= _stored_embeddings(recipe, counts, found)
     if "maps" in stages:
         planned += [Stage(*each, *on_workers) for each in _fits(recipe, counts, workers)]
@@ -278,16 +278,16 @@ def _training(
     recipe: Recipe[Any], counts: Counts, model: _Model, name: str, workers: Workers
 ) -> tuple[_Needs, GpuMemory]:
     how, of, info, _ = model
-    batch = workers.number * images_per_worker(of.images, info.classes, how.training, workers.number)
+    batch = number_of(workers) * images_per_worker(of.images, info.classes, how.training, number_of(workers))
     steps = of.images // batch * how.training.epochs
     kind = all_backbones().get(name)
     old = _model(recipe, counts, "old").info if kind and kind.needs_old else None
     cost = step_cost(info, how.training, batch, kind.objective if kind else Classification, old)
-    fits_in_memory = of.images * counts.image_size**2 * counts.channels <= pixels.CACHE_BYTES // workers.number
+    fits_in_memory = of.images * counts.image_size**2 * counts.channels <= pixels.CACHE_BYTES // number_of(workers)
     # If the images fit in memory, each worker decodes all of them once.
-    decoded = of.images * workers.number if fits_in_memory else steps * batch
+    decoded = of.images * number_of(workers) if fits_in_memory else steps * batch
     what = f"{how.backbone.arch}, {of.images:,} images of {of.classes:,} classes"
-    memory, in_tf32 = GpuMemory(batch // workers.number, cost), not how.backbone.arch.startswith(("vit", "hf:"))
+    memory, in_tf32 = GpuMemory(batch // number_of(workers), cost), not how.backbone.arch.startswith(("vit", "hf:"))
     epochs, flops = how.training.epochs, cost.flops * steps
     return (f"train {name}", what, epochs, steps, steps * batch, decoded, flops, in_tf32), memory
 
@@ -314,7 +314,7 @@ def _fits(recipe: Recipe[Any], counts: Counts, workers: Workers) -> Iterator[_Ne
         dims = {name: _model(recipe, counts, name).how.backbone.dim for name in method.models}
         distance = recipe.evaluation.distance
         how = by_size(method.fit, fits, dims, of.images, of.classes, distance)
-        cost = method.fit.cost(dims, of.images, of.classes, how, distance, workers.number)
+        cost = method.fit.cost(dims, of.images, of.classes, how, distance, number_of(workers))
         what = f"{of.images:,} pairs of embeddings" + ("" if cost.steps else ", a formula")
         trials = len(trials_of(method.fit.space, fits, fits.tune)) if fits.tune > 1 else 1
         if trials > 1:  # a trial costs as much as the fit with the given settings, more or less
@@ -359,15 +359,15 @@ hours in total.{_advice(plan)}
 {_storage_table(plan)}
 
 These hours are estimates from the floating-point operations of the real networks and losses, and from:
-  --workers.number {workers.number} --actors.number {actors.number}: GPUs that train and embed
+  --workers.number {number_of(workers)} --actors.number {number_of(actors)}: GPUs that train and embed
   --planning.gpu-tflops {settings.gpu_tflops:g}: peak of a GPU in training (A100: 156 in TF32, which torch trains \
 convolutions in)
   --planning.utilisation {settings.utilisation:g}: share of that peak that is reached
   --planning.float32-tflops {settings.float32_tflops:g}: what a GPU reaches, not its peak, in plain float32: \
 embedding, maps, training of "vit" and "hf:"
   --planning.decode-images-per-s-per-cpu {settings.decode_images_per_s_per_cpu:g}: for each of \
-{workers.number * (workers.cpus + workers.decode_cpus):g} CPUs that train, \
-{actors.number * (actors.cpus + actors.decode_cpus):g} that embed
+{number_of(workers) * (workers.cpus + workers.decode_cpus):g} CPUs that train, \
+{number_of(actors) * (actors.cpus + actors.decode_cpus):g} that embed
 Without GPUs, state what the CPUs of a worker and of an actor reach.
 Not included: the replay (on CPUs), start-up, launching tiny steps of heads. Included: finished stages."""
 
@@ -410,7 +410,7 @@ def _memory_table(plan: Plan) -> str:
     """Memory of a GPU, and how many images would fit in usual ones: a smaller batch also changes BatchNorm."""
     width = max(map(len, plan.memory), default=0)
     lines = [f"  {name:<{width}}  {memory}" for name, memory in plan.memory.items()]
-    heading = f"memory of each of {plan.workers.number} GPUs (estimate)"
+    heading = f"memory of each of {number_of(plan.workers)} GPUs (estimate)"
     return "\n".join([heading, *lines, "", ""]) if lines else ""
 
 
@@ -454,8 +454,8 @@ def dry_run(
         models = ("old", model) if model in kinds and kinds[model].needs_old else (model,)
     counts = count_images(recipe)
     if counts.is_exact:
-        check_recipe(recipe, workers.number, models)
+        check_recipe(recipe, number_of(workers), models)
         if model is None:
-            check_evaluation(recipe, workers.number)
+            check_evaluation(recipe, number_of(workers))
     stages = STAGES[: STAGES.index(last_stage) + 1]
     return describe_plan(plan_upgrade(recipe, counts, workers, actors, settings, models, stages))
