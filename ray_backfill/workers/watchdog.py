@@ -24,9 +24,10 @@ from ray_backfill.workers.waiting import answers_at
 _POLL_S = 0.25
 # The processes that Ray cannot do without, as Ray names them.
 _SERVERS = ("gcs_server", "raylet")
-# Seconds between two looks at a cluster, and how long it may be silent: a head that keeps its state elsewhere can come
-# back, and Ray waits a minute for it.
-_LOOK_S, _SILENT_S = 2.0, 40.0
+# Seconds between two looks at a cluster. How long its head may be silent: one that keeps its state elsewhere can come
+# back, and Ray waits a minute for it. How long the server of this node may: it cannot come back, and the next call that
+# needs it ends the process without a word.
+_LOOK_S, _SILENT_S, _GONE_S = 0.5, 40.0, 4.0
 
 _DEAD = re.compile(r"node id: (\w+) and address: (\S+) .*has been marked dead", re.DOTALL)
 _MEMORY = re.compile(r"memory pressure \(OOM\)|running low on memory")
@@ -74,17 +75,18 @@ def watch_own(ended: threading.Event, stderr: int) -> None:
 
 def watch_cluster(ended: threading.Event, stderr: int) -> None:
     """End the process if the head of the cluster of RAY_ADDRESS, or the server of this node, is silent for too long."""
-    heard: dict[str, float] = {}
+    head, this = "head of the Ray cluster", "Ray of this node"
+    limits, heard = {head: _SILENT_S, this: _GONE_S}, dict[str, float]()
     while not ended.wait(_LOOK_S):
         node = ray._private.worker._global_node  # None: not connected yet
-        servers = {"head of the Ray cluster": node.gcs_address if node else os.environ.get("RAY_ADDRESS", "")}
-        servers |= {"Ray of this node": f"{node.node_ip_address}:{node.node_manager_port}"} if node else {}
+        servers = {head: node.gcs_address if node else os.environ.get("RAY_ADDRESS", "")}
+        servers |= {this: f"{node.node_ip_address}:{node.node_manager_port}"} if node else {}
         for name, address in servers.items():
             if answers_at(address):
                 heard[name] = time.monotonic()
             silent_s = time.monotonic() - heard.setdefault(name, time.monotonic())
-            if silent_s > _SILENT_S and not ended.is_set():
-                silent = f"the {name} ({address}) has not answered for {_SILENT_S:g} s"
+            if silent_s > limits[name] and not ended.is_set():
+                silent = f"the {name} ({address}) has not answered for {limits[name]:g} s"
                 _end(stderr, f"error: {silent}; start Ray again, and the same command continues where it was")
 
 

@@ -86,7 +86,7 @@ import ray, time
 from ray_backfill.cli import interruptible, run_job
 from ray_backfill.workers import watchdog
 from ray_backfill.workers.session import session
-watchdog._LOOK_S, watchdog._SILENT_S = 0.5, 2.0
+watchdog._SILENT_S = watchdog._GONE_S = 2.0
 
 @ray.remote
 def wait():
