@@ -201,13 +201,15 @@ def begin_stage(folder: Path, key: RunKey, overwrite: bool = False) -> bool:
         if not overwrite:
             raise
         _clear_stage(folder)
-    if damaged := damaged_files(folder, manifest_of(folder) if (folder / _MANIFEST).exists() else {}):
+    manifest = manifest_of(folder) if (folder / _MANIFEST).exists() else {}
+    if damaged := damaged_files(folder, manifest):
         first = damaged[0].relative_to(folder)
         others = f" and {len(damaged) - 1:,} others" if len(damaged) > 1 else ""
         say(f"{folder}: {first}{others} did not reach the disk or are damaged; made again")
         for file in damaged:
             file.unlink(missing_ok=True)
-    write_json(folder / _MANIFEST, key.recorded() | {"finished": False})
+    facts = manifest if manifest.get("finished") else {}  # some of a damaged stage still hold
+    write_json(folder / _MANIFEST, facts | key.recorded() | {"finished": False})
     (folder / _KEY).write_text(json.dumps(key.recorded()), encoding="utf-8")
     return False
 

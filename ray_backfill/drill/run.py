@@ -4,7 +4,6 @@ Folders of a run: maps; live (plan, parts, journal, answers, events, then tables
 has backbones, and before: the data contract, with the gallery embedded by the old model only.
 """
 
-import math
 import sys
 import time
 from collections.abc import Mapping
@@ -35,13 +34,13 @@ from ray_backfill.core.stages import (
 )
 from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.jobs import FromImages, FromItems, FromStore, LiveJob, PartsJob, Questions, ShardJob
-from ray_backfill.drill.journal import Journal, Started, of_type
+from ray_backfill.drill.journal import Finished, Journal, Started, of_type
 from ray_backfill.drill.parts import BadPartError
 from ray_backfill.drill.plan import PLAN_FILES, DrillPlan, make_plan, read_plan, write_plan
 from ray_backfill.drill.report import write_live_report
 from ray_backfill.drill.results import depth, drill_tables
 from ray_backfill.drill.settings import LiveSettings
-from ray_backfill.drill.shard import ShardPlace, shard_edges
+from ray_backfill.drill.shard import ShardPlace, measured_moments, shard_edges
 from ray_backfill.drill.tables import TABLES, DrillFacts
 from ray_backfill.drill.traffic import drop_events
 from ray_backfill.encode.encoder import Device
@@ -175,8 +174,9 @@ def run_resolved(
             store_sigma(comparison.folder, method, comparison.maps)
         (order,) = comparison.orders_of(method).values()
         # Begin the folder only when there is something to write, so that an earlier failure leaves no trace.
-        drop_events(folder, math.inf)
-        has_ended = begin_stage(folder, key, context.overwrite)  # and only lacks tables
+        drop_events(folder, Journal(folder).mend(measured_moments(folder)))
+        begin_stage(folder, key, context.overwrite)
+        has_ended = bool(of_type(Journal(folder).entries(), Finished))  # and only lacks tables
         plan = _plan(folder, order, comparison.evaluation.points, live)
         timings_s = read_json(folder / "manifest.json").get("timings_s", {})
         if not has_ended:

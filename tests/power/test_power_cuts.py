@@ -69,8 +69,8 @@ COMMANDS = (
     Command("import", IMPORT),
     Command("import again", "import --gallery {root}/other.parquet --out {out} --overwrite", before=(IMPORT,)),
     Command("forecast", FORECAST, every=4),
-    Command("embed", f"embed {TEXTS} --out {{out}}", kept=("run/embeddings/*/part-*.parquet",), every=10, on_ray=True),
-    Command("drill", DRILL, kept=("run/live/parts/part-*.parquet",), every=40, on_ray=True),
+    Command("embed", f"embed {TEXTS} --out {{out}}", kept=("run/embeddings/*/part-*.parquet",), every=25, on_ray=True),
+    Command("drill", DRILL, kept=("run/live/parts/part-*.parquet",), every=150, on_ray=True),
 )
 
 

@@ -23,10 +23,10 @@ from ray_backfill.drill.ray.shards import REMEDY, ShardSet, shards_need
 from ray_backfill.drill.ray.traffic import Traffic
 from ray_backfill.drill.results import live_quality, only_alive
 from ray_backfill.drill.settings import ThrottleSettings
-from ray_backfill.drill.shard import ShardSize, measured_moments, write_answers
+from ray_backfill.drill.shard import ShardSize, write_answers
 from ray_backfill.drill.tables import Checkpoint
 from ray_backfill.drill.throttle import P99Controller
-from ray_backfill.drill.traffic import Sender, drop_events, read_events
+from ray_backfill.drill.traffic import Sender, read_events
 from ray_backfill.workers.settings import number_of
 from ray_backfill.workers.waiting import Deaths, Room
 
@@ -45,11 +45,7 @@ def run_drill(job: LiveJob) -> None:
         RuntimeError: a shard did not come back, or an answer violated an invariant.
     """
     watch.write_targets(job.folder / "prometheus_targets.json")
-    stored = journal.Journal(job.folder)
-    drop_events(job.folder, stored.mend(measured_moments(job.folder)))
-    entries = stored.entries()
-    if journal.of_type(entries, journal.Finished):
-        return
+    entries = journal.Journal(job.folder).entries()
     measured = {entry.moment for entry in journal.of_type(entries, journal.CheckpointMeasured)}
     driver = Driver(job)
     try:
