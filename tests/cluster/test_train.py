@@ -81,7 +81,13 @@ def test_a_crashed_worker_resumes_from_the_last_epoch(tmp_path: Path, monkeypatc
     assert manifest["parameters"] == sum(p.numel() for p in load_backbone(folder)[0].parameters()) - 3 * 8 - 3
     _, info = load_backbone(folder)
     assert info.classes == [0, 1, 3]
-    assert {p.name for p in folder.iterdir()} == {"manifest.json", "backbone.json", "model.safetensors", ".crashed"}
+    assert {p.name for p in folder.iterdir()} == {
+        "manifest.json",
+        ".key.json",
+        "backbone.json",
+        "model.safetensors",
+        ".crashed",
+    }
     monkeypatch.setattr(backbones, "run_ddp", None)  # a finished stage starts nothing
     assert train("bct", old) == folder
     with pytest.raises(InputError, match=r"kind: 'bct' there, 'ract' requested"):

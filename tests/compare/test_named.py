@@ -59,7 +59,8 @@ def test_simulate(data: Path, tmp_path: Path, look_ups: Run) -> None:
 
 def test_drill(data: Path, tmp_path: Path, look_ups: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for what is asked, and once for the part of it that a drill can have. Nothing is drilled."""
-    for name in ("workers.session.session", "drill.run.check_room", "drill.ray.driver.run_drill"):
+    monkeypatch.setattr("ray_backfill.drill.run.check_room", lambda *_: (1, False))
+    for name in ("workers.session.session", "drill.ray.driver.run_drill"):
         monkeypatch.setattr(f"ray_backfill.{name}", lambda *_: nullcontext())
     monkeypatch.setattr(drill, "_conclude", lambda folder, *_: folder)
     monkeypatch.setattr("ray_backfill.drill.report.print_live_table", lambda _: None)

@@ -72,7 +72,7 @@ def test_tables_hold_what_the_curves_say(folder: Path, tmp_path: Path) -> None:
     assert {p.name for p in out.iterdir()} == {
         *("curves.parquet", "moments.parquet", "summary.parquet", "differences.parquet", "costs.parquet"),
         *("queries.parquet", "query_values.parquet", "flips.parquet", "shown.parquet"),
-        *("curves.png", "report.html", "manifest.json"),
+        *("curves.png", "report.html", "manifest.json", ".key.json"),
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from tests.jobs.conftest import TINY, run, start
 
 def test_the_main_job_leaves_the_promised_files(finished: Path) -> None:
     results = finished / "results"
-    names = {path.name for path in results.iterdir()}
+    names = {path.name for path in results.glob("[!.]*")}
     names_of_tables = ("curves", "moments", "summary", "differences", "costs", "queries", "query_values")
     tables = {f"{name}.parquet" for name in (*names_of_tables, "flips", "shown")}
     assert names == tables | {"curves.png", "report.html", "manifest.json"}
