@@ -55,7 +55,7 @@ def _note_threads(job: MapJob, board: ActorHandle) -> None:
     """The task's own function in a process that would compute in two threads."""
 
     def noted(folder: Path, *rest: Any) -> None:
-        (folder / "threads").write_text(str(torch.get_num_threads()))
+        (folder / ".threads").write_text(str(torch.get_num_threads()))
         fit_into(folder, *rest)
 
     torch.set_num_threads(2)
@@ -72,7 +72,7 @@ def test_side_by_side_is_bit_for_bit_one_by_one(
     together = fit(tmp_path / "together", folder, *METHODS)
     assert together.keys() == set(METHODS)
     trained = METHODS[:-1]
-    assert [(together[name] / "threads").read_text() for name in trained] == ["1"] * len(trained)
+    assert [(together[name] / ".threads").read_text() for name in trained] == ["1"] * len(trained)
     for name in METHODS:
         alone = fit(tmp_path / "alone", folder, name)[name]
         for file in ("model.safetensors", "network.json", "manifest.json"):
