@@ -150,6 +150,17 @@ def test_a_stage_is_known_without_its_manifest(tmp_path: Path) -> None:
     assert not (tmp_path / "kept").exists()
 
 
+def test_a_whole_file_of_another_size_is_not_the_one_that_was_finished(tmp_path: Path) -> None:
+    begin_stage(tmp_path, RunKey("map"))
+    (tmp_path / "table").write_text("made")
+    finish_stage(tmp_path)
+    assert begin_stage(tmp_path, RunKey("map"))
+    (tmp_path / "table").write_text("of somebody else")
+    assert not is_finished(tmp_path)
+    assert not begin_stage(tmp_path, RunKey("map"))
+    assert not (tmp_path / "table").exists()
+
+
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     begin_stage(tmp_path, RunKey("map"))
     (tmp_path / "table.parquet").write_bytes(b"PAR1 and so on PAR1")
