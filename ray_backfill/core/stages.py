@@ -205,7 +205,7 @@ def begin_stage(folder: Path, key: RunKey, overwrite: bool = False) -> bool:
     if damaged := damaged_files(folder, manifest):
         first = damaged[0].relative_to(folder)
         others = f" and {len(damaged) - 1:,} others" if len(damaged) > 1 else ""
-        say(f"{folder}: {first}{others} did not reach the disk or are damaged; made again")
+        say(f"{folder}: made again because damaged or missing: {first}{others}")
         for file in damaged:
             file.unlink(missing_ok=True)
     facts = manifest if manifest.get("finished") else {}  # some of a damaged stage still hold

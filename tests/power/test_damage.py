@@ -126,7 +126,7 @@ def test_parts_of_embeddings(
         assert (part.stat().st_mtime_ns == written) == (part not in chosen)
     assert is_finished(folder)
     assert len(asked) <= 10 + 8 * len(chosen), "probes, and the items of these parts"
-    said = [line for line in capsys.readouterr().err.splitlines() if "damaged; made again" in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if "made again because damaged or missing" in line]
     assert len(said) == (damage is not gone or (is_finished_before and manifest == "whole")), said
 
 
