@@ -13,6 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 from ray_backfill.core.errors import REMEDIES, InputError, Stopped, input_error_in
+from ray_backfill.core.last_words import all_is_said
 from ray_backfill.core.printable import printable
 from ray_backfill.core.secrets import hide_in_logs, hide_in_process_list, learn
 from ray_backfill.core.streams import make_lasting, problem_of
@@ -152,4 +153,5 @@ def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
     start = "\n\x1b[?25h" if os.isatty(2) else ""
     with suppress(OSError):
         os.write(2, f"{start}{LINE}\n".encode())
+    all_is_said()
     os._exit(128 + number)

@@ -6,17 +6,16 @@ fixed probes are kept in probes.json, and every actor compares its own model wit
 """
 
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.last_words import said_if_it_dies
 from ray_backfill.core.progress import say, step, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import open_checked
@@ -201,16 +200,10 @@ def _probes(models: Mapping[str, Model]) -> dict[str, Rows]:
     return found
 
 
-@contextmanager
-def _named_if_it_dies(models: str) -> Iterator[None]:
-    """If this process dies in the block, another one names the models on stderr, in one line."""
-    code = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"
-    line = f"error: the model {models} ended this process, or took all memory; mend it and run the same command again"
-    watcher = Popen([sys.executable, "-ISc", code, line], stdin=PIPE, text=True, start_new_session=True)  # no Ctrl-C
-    try:
-        yield
-    finally:
-        watcher.communicate("alive")
+def _named_if_it_dies(models: str) -> AbstractContextManager[None]:
+    return said_if_it_dies(
+        f"error: the model {models} ended this process, or took all memory; mend it and run the same command again"
+    )
 
 
 def _changed(folder: Path, probes: Mapping[str, Rows]) -> str:

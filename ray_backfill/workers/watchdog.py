@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import ray
 
+from ray_backfill.core.last_words import all_is_said, said_if_it_dies
 from ray_backfill.core.progress import say
 from ray_backfill.workers.waiting import answers_at
 
@@ -77,17 +78,20 @@ def watch_cluster(ended: threading.Event, stderr: int) -> None:
     """End the process if the head of the cluster of RAY_ADDRESS, or the server of this node, is silent for too long."""
     head, this = "head of the Ray cluster", "Ray of this node"
     limits, heard = {head: _SILENT_S, this: _GONE_S}, dict[str, float]()
-    while not ended.wait(_LOOK_S):
-        node = ray._private.worker._global_node  # None: not connected yet
-        servers = {head: node.gcs_address if node else os.environ.get("RAY_ADDRESS", "")}
-        servers |= {this: f"{node.node_ip_address}:{node.node_manager_port}"} if node else {}
-        for name, address in servers.items():
-            if answers_at(address):
-                heard[name] = time.monotonic()
-            silent_s = time.monotonic() - heard.setdefault(name, time.monotonic())
-            if silent_s > limits[name] and not ended.is_set():
-                silent = f"the {name} ({address}) has not answered for {limits[name]:g} s"
-                _end(stderr, f"error: {silent}; start Ray again, and the same command continues where it was")
+    again = "start Ray again, and the same command continues where it was"
+    # Ray's C++ code ends a process that calls the server of its node before that is noticed to be gone.
+    with said_if_it_dies(f"error: this process was killed, or the {this} died; {again}", stderr):
+        while not ended.wait(_LOOK_S):
+            node = ray._private.worker._global_node  # None: not connected yet
+            servers = {head: node.gcs_address if node else os.environ.get("RAY_ADDRESS", "")}
+            servers |= {this: f"{node.node_ip_address}:{node.node_manager_port}"} if node else {}
+            for name, address in servers.items():
+                if answers_at(address):
+                    heard[name] = time.monotonic()
+                silent_s = time.monotonic() - heard.setdefault(name, time.monotonic())
+                if silent_s > limits[name] and not ended.is_set():
+                    silent = f"the {name} ({address}) has not answered for {limits[name]:g} s"
+                    _end(stderr, f"error: {silent}; {again}")
 
 
 def _end(stderr: int, line: str, others: Sequence[int] = ()) -> None:
@@ -95,6 +99,7 @@ def _end(stderr: int, line: str, others: Sequence[int] = ()) -> None:
     start = "\n\x1b[?25h" if os.isatty(stderr) else ""  # a live display hides the cursor
     os.write(stderr, f"{start}{line}\n".encode())
     kill(others)
+    all_is_said()
     os._exit(1)
 
 

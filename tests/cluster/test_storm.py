@@ -243,10 +243,7 @@ def test_a_command_goes_on_with_a_new_head(tmp_path: Path, what: str) -> None:
                 return
             storm.kill_once(the_head)
             code, *words = storm.said[-1].split(": ", 1)[1].split(" ", 1)
-            if code != "0" and not words[0].startswith("error: "):
-                # Not good: what calls the server of its own node in the seconds before its death is noticed, Ray's C++
-                # code ends by _exit(1). The server goes with the head where both are one `ray start --block`.
-                assert code == "1"
+            assert code == "0" or words[0].startswith("error: ")
 
 
 def until_busy(driver: "subprocess.Popen[str]", head: str) -> None:

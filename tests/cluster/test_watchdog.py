@@ -112,6 +112,11 @@ run_job(main)
 def test_servers_of_a_cluster_that_die_end_the_command(tmp_path: Path, victim: str, said: str) -> None:
     with running_head(tmp_path, 1) as head:
         environment = head.environment | {"RAY_ADDRESS": head.address}
+        # As Ray's C++ code ends a driver that calls the dead server of its node.
+        silent = ON_A_CLUSTER.replace("ray.get(wait.remote())", "import os; os._exit(1)")
+        ended = subprocess.run([sys.executable, "-c", silent], env=environment, capture_output=True, text=True)
+        (line,) = ended.stderr.splitlines()[-1:]
+        assert line.startswith("error: this process was killed, or the Ray of this node died; start Ray again, and ")
         pipe = subprocess.PIPE
         with subprocess.Popen(
             [sys.executable, "-c", ON_A_CLUSTER], env=environment, stdout=pipe, stderr=pipe, text=True
