@@ -17,17 +17,34 @@ from ray_backfill.cli.options import Options
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.run_lock import locked
 from ray_backfill.data.write import write_parquet
+from ray_backfill.encode.encoder import TEXT
 from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.learn.methods import find_methods
 from reproduction.atlas.collections import COLLECTIONS, Collection
-from reproduction.atlas.comparison import METHODS, PAIRS, Upgrade, compare, forecast
+from reproduction.atlas.comparison import (
+    METHODS,
+    METHODS_BY_TRAIN,
+    PAIRS,
+    TRAIN,
+    TRAIN_TEXTS,
+    Upgrade,
+    compare,
+    forecast,
+)
 from reproduction.atlas.embeddings import embed_collection, join, map_gallery
 from reproduction.atlas.models import check_packages, models_of
 from reproduction.atlas.page import PageFacts, write_page
 from reproduction.atlas.predictors import similarity
 from reproduction.atlas.rules import UPGRADE
 
-_UPGRADES = [Upgrade(each.name, *pair) for each in COLLECTIONS for pair in PAIRS[each.modality]]
+_UPGRADES = [
+    Upgrade(each.name, *pair, train)
+    for each in COLLECTIONS
+    for train in (TRAIN, *(TRAIN_TEXTS if each.modality == TEXT else ()))
+    for pair in PAIRS[each.modality]
+]
+# Columns that name them.
+_NAMES = [*UPGRADE, "train"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +108,12 @@ def _keep(table: Path, measured: pd.DataFrame) -> None:
     """Put the curves of upgrades into the table, in the place of earlier ones."""
 
     def names(rows: pd.DataFrame) -> pd.MultiIndex:
-        return pd.MultiIndex.from_frame(rows[UPGRADE])
+        return pd.MultiIndex.from_frame(rows[_NAMES])
 
     if table.exists():
         kept = pd.read_parquet(table)
         measured = pd.concat([kept[~names(kept).isin(names(measured))], measured], ignore_index=True)
-    known = pd.MultiIndex.from_tuples([(each.collection, each.old, each.new) for each in _UPGRADES])
+    known = pd.MultiIndex.from_tuples([tuple(vars(each).values()) for each in _UPGRADES])
     rows = measured.iloc[np.argsort(known.get_indexer(names(measured)), kind="stable")]
     write_parquet(table, pa.Table.from_pandas(rows, preserve_index=False))
 
@@ -112,10 +129,13 @@ def _measure(
         first, chained, second = old.partition(">")
         if chained:
             folders[old] = map_gallery(own / "models" / old, folders[first], folders[second])
-        joined = join(own / "upgrades" / upgrade.name, folders[old], folders[new])
-        found = compare(upgrade, joined, own / "runs" / upgrade.name, (*METHODS, *methods))
-        foretold = forecast(upgrade, joined, own / "runs" / upgrade.name)
-        found = pd.concat([found, foretold], ignore_index=True).assign(**similarity(joined))
+        joined = join(own / "upgrades" / upgrade.name, folders[old], folders[new], upgrade.train)
+        compared = (*(METHODS if upgrade.train == TRAIN else METHODS_BY_TRAIN), *methods)
+        found = compare(upgrade, joined, own / "runs" / upgrade.name, compared)
+        if upgrade.train == TRAIN:
+            foretold = forecast(upgrade, joined, own / "runs" / upgrade.name)
+            found = pd.concat([found, foretold], ignore_index=True)
+        found = found.assign(**similarity(joined))
         found = found.assign(cores=usable_cpus(), date=str(datetime.date.today()))
         # The table is part of the docs.
         yield found.astype(dict.fromkeys(found.select_dtypes("float64"), np.float32))
@@ -132,8 +152,8 @@ def _write(page: Path, curves: pd.DataFrame, job: AtlasJob) -> Path:
 
 def _command(curves: pd.DataFrame) -> str:
     """The command that measures the upgrades of the table, without the paths of a machine."""
-    names = {tuple(names) for names in curves[UPGRADE].drop_duplicates().to_numpy()}
-    measured = [each for each in _UPGRADES if (each.collection, each.old, each.new) in names]
+    names = {tuple(names) for names in curves[_NAMES].drop_duplicates().itertuples(index=False)}
+    measured = [each for each in _UPGRADES if tuple(vars(each).values()) in names]
     if len(measured) == len(_UPGRADES):
         return "make atlas DATA=PATH"
     only: list[str] = []

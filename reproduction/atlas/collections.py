@@ -18,8 +18,8 @@ from ray_backfill.encode.encoder import IMAGE, TEXT
 from ray_backfill.encode.items import ItemSources
 from reproduction.atlas.tuned import TUNE
 
-# Texts, or images, on which maps are fitted; queries; and items of a gallery of images.
-_TRAIN, _QUERIES, _GALLERY = 2000, 500, 4000
+# Most texts, and images, on which maps are fitted; queries; and items of a gallery of images.
+_TRAIN_TEXTS, _TRAIN, _QUERIES, _GALLERY = 5000, 2000, 500, 4000
 # Pixels of a side of rendered images.
 _SIDE = 128
 
@@ -61,7 +61,7 @@ def _banking77(data: Path, to: Path) -> ItemSources:
     drawn = rng.permutation(len(rows["test"]))
     queries = [rows["test"][row] for row in drawn[: 2 * _QUERIES]]
     _write_lines(to / f"{TUNE}.jsonl", (rows["test"][row] for row in drawn[2 * _QUERIES :]))
-    given = {"gallery": shuffled[_TRAIN:], "queries": queries, "train": shuffled[:_TRAIN]}
+    given = {"gallery": shuffled[_TRAIN_TEXTS:], "queries": queries, "train": shuffled[:_TRAIN_TEXTS]}
     return ItemSources(TEXT, *(_write_lines(to / f"{split}.jsonl", own) for split, own in given.items()))
 
 
@@ -83,7 +83,7 @@ def _beir(
     (to / "qrels").mkdir(parents=True, exist_ok=True)
     write_whole(to / "qrels" / "test.tsv", lambda path: path.write_text(lines, encoding="utf-8"))
     titles = sorted({title for title, _ in documents.values() if title.strip()})
-    drawn = np.random.default_rng(0).permutation(np.array(titles, object))[:_TRAIN].tolist()
+    drawn = np.random.default_rng(0).permutation(np.array(titles, object))[:_TRAIN_TEXTS].tolist()
     train = _write_lines(to / "train.jsonl", ({"text": title} for title in drawn))
     return ItemSources(TEXT, str(to), train=train)
 

@@ -37,6 +37,8 @@ STEPS = ("offline", "cascade")
 # What a forecast compares, with the merge that is chosen for each; mAP@100, because it can predict nothing of the first
 # ten results.
 FORECAST_METHODS = ("rm_naive", "relaxed_gallery", "ridge_gallery", "slerp", "fct")
+# Train items of the atlas, and of further comparisons of texts.
+TRAIN, TRAIN_TEXTS = 1950, (600, 5000)
 # Nothing is trained but FCT and full RM, whose labels only some collections have.
 METHODS = (
     *("offline", "instant", "rm_naive", "cascade@100", "cascade_map@100", "convex"),
@@ -44,6 +46,8 @@ METHODS = (
     *("low_rank_gallery", "local_gallery", "common_prefix", "qdc", "slerp", "drift_procrustes", "fct", "rm"),
 )
 MERGES = ("raw", "best", "zscore", "rrf", "csls")
+# What is compared with other numbers of train items.
+METHODS_BY_TRAIN = ("offline", "rm_naive", "relaxed_gallery", "ridge_gallery", "slerp", "fct")
 # All orders but the oracle take the labels of train items or of the gallery, which not all collections have.
 ORDER_METHODS = ("rm_naive", "ridge_gallery", "fct")
 ORDERS = ("random", "centroid_cosine", "class_mean_distance", "mapped_class_mean_distance", "mapped_least_confidence")
@@ -65,20 +69,23 @@ PAIRS = {
 
 @dataclass(frozen=True)
 class Upgrade:
-    """An upgrade of a collection, by names."""
+    """An upgrade of a collection, by names, with so many train items at most."""
 
     collection: str
     old: str
     new: str
+    train: int = TRAIN
 
     @property
     def name(self) -> str:
         """Its folder."""
-        return f"{self.old}_{self.new}"
+        return f"{self.old}_{self.new}{f'_{self.train}' * (self.train != TRAIN)}"
 
 
 def compare(upgrade: Upgrade, joined: Path, out: Path, methods: tuple[str, ...] = METHODS) -> pd.DataFrame:
     """Compare the methods; returns one row for each curve, of all queries and of each fold.
+
+    With another number of train items than ``TRAIN``, in random order only.
 
     Columns: those of ``Upgrade``, metric, method, order, merge, fold, queries, start, end, auc, curve (M_t as a list,
     of all queries only), learned (False: worse than rank merge on validation items), and, of all queries, the auc of
@@ -97,7 +104,7 @@ def compare(upgrade: Upgrade, joined: Path, out: Path, methods: tuple[str, ...] 
     points = _with_csls(pd.concat([_of_all(every, len(queries)), folds]))
     found = _areas(points, every["metric"].iloc[0])
     alone = pd.read_parquet(results / "summary.parquet")
-    if read_folder(joined).gallery.label is not None:
+    if upgrade.train == TRAIN and read_folder(joined).gallery.label is not None:
         which = ("old", "new", *ORDER_METHODS)
         ordered = Evaluation(which, ORDERS, ("best",), metrics=("recommended",), points=POINTS)
         points = pd.read_parquet(_evaluate(joined, out, ordered, "orders") / "curves.parquet")

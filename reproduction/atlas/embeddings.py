@@ -52,14 +52,13 @@ def embed_collection(
     return folders
 
 
-def join(to: Path, old: Path, new: Path) -> Path:
+def join(to: Path, old: Path, new: Path, train: int) -> Path:
     """The folder of an upgrade: the items that both models have embedded, with both vectors.
 
-    old, new: folders of ``embed_collection`` of the same items.
+    old, new: folders of ``embed_collection`` of the same items. train: train items at most, drawn at random.
     """
-    key = RunKey(
-        "joined", {"folds": len(FOLDS)}, {name: _mark(folder) for name, folder in (("old", old), ("new", new))}
-    )
+    models = {name: _mark(folder) for name, folder in (("old", old), ("new", new))}
+    key = RunKey("joined", {"folds": len(FOLDS), "train": train}, models)
     if begin_stage(to, key, overwrite=True):
         return to
     for split in SPLITS:
@@ -67,6 +66,8 @@ def join(to: Path, old: Path, new: Path) -> Path:
         if left["id"] != table["id"]:
             raise ValueError(f"{old} and {new} have embedded other items of the {split}")
         table = table.append_column("old", left[_COLUMN])
+        if split == "train":
+            table = table.take(np.sort(np.random.default_rng(0).permutation(len(table))[:train]))
         if split == "queries":
             drawn = np.random.default_rng(0).permutation(len(table)) % len(FOLDS)
             table = table.append_column(FOLD, pa.array(np.array(FOLDS)[drawn]))

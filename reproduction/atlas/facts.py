@@ -13,7 +13,7 @@ import pandas as pd
 
 from ray_backfill.encode.encoder import TEXT
 from reproduction.atlas.collections import COLLECTIONS
-from reproduction.atlas.comparison import ALL
+from reproduction.atlas.comparison import ALL, TRAIN
 from reproduction.atlas.embeddings import FOLD
 from reproduction.atlas.page import CLOSE, LEAST_REGRET, NEAR, improving
 from reproduction.atlas.predictors import LEAST_STEP
@@ -47,6 +47,7 @@ _QUOTED: Sequence[Choice] = (
 
 def facts(curves: pd.DataFrame) -> Iterator[str]:
     """Lines of text. curves: of all upgrades, as ``compare`` and ``forecast`` return them."""
+    curves = curves[curves["train"] == TRAIN]
     whole = curves[(curves[FOLD] == ALL) & (curves["order"] == "random")]
     yield "# Rules of choice"
     yield from _rules(curves)

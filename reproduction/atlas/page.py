@@ -12,7 +12,7 @@ import pandas as pd
 from ray_backfill.core.stages import write_whole
 from ray_backfill.page.charts import REFERENCE_STYLES, Chart, DrawnCurve, numbered_style
 from reproduction.atlas.collections import COLLECTIONS
-from reproduction.atlas.comparison import ALL, STEPS
+from reproduction.atlas.comparison import ALL, METHODS_BY_TRAIN, STEPS, TRAIN
 from reproduction.atlas.embeddings import FOLD
 from reproduction.atlas.models import MODELS, family_of
 from reproduction.atlas.predictors import LEAST_STEP, PREDICTORS, TARGETS, predictability
@@ -34,6 +34,9 @@ from reproduction.markdown import PageTable, markdown_environment, table_lines
 
 # Choices that lose less, in points of AUC, are as good as the best: of a comparison, and of a forecast.
 CLOSE, NEAR, LEAST_REGRET = 0.5, 1.0, 0.05
+# Points by which the chosen merge may serve less than raw distances without being listed.
+WORSE = 0.3
+_RULES_BY_TRAIN = ("switch", "rank_merge_best", "ridge", "ridge_best", "fct_best", "report", "report_all", "hindsight")
 # Methods of the table of upgrades, and of the figure.
 _SHOWN = (
     ("rm_naive", "raw"),
@@ -59,6 +62,7 @@ class PageFacts:
 
 def write_page(path: Path, curves: pd.DataFrame, facts: PageFacts) -> None:
     """Write the page and its figure; curves: of all upgrades, as ``compare`` and ``forecast`` return them."""
+    by_train, curves = curves, curves[curves["train"] == TRAIN]
     whole = curves[(curves[FOLD] == ALL) & (curves["order"] == "random")]
     upgrades = whole[UPGRADE].drop_duplicates()
     named = list(upgrades.itertuples(index=False, name=None))
@@ -76,6 +80,9 @@ def write_page(path: Path, curves: pd.DataFrame, facts: PageFacts) -> None:
         least_regret=LEAST_REGRET,
         rules=_rules_table(curves, with_supervised=False),
         rules_with_labels=_with_labels(curves),
+        train=TRAIN,
+        rules_by_train=_rules_by_train(by_train),
+        merges_by_train=_merges_by_train(by_train),
         methods=_methods_table(curves),
         orders=_orders(curves),
         predictors_in_shares=_predictors(curves, in_points=False),
@@ -162,6 +169,44 @@ def _rules_table(curves: pd.DataFrame, with_supervised: bool) -> PageTable:
         f"within {CLOSE}: {len(is_decided)} decided", f"within {NEAR}: decided",
     )  # fmt: skip
     return PageTable(header, tuple(rows))
+
+
+def _rules_by_train(curves: pd.DataFrame) -> str:
+    """Of the upgrades that were compared with several numbers of train items, with the methods of all of them."""
+    own = curves[curves["method"].isin(METHODS_BY_TRAIN) & curves["merge"].isin(("raw", "best", "csls"))]
+    several = own.groupby(UPGRADE)["train"].nunique()
+    own = own[pd.MultiIndex.from_frame(own[UPGRADE]).isin(several.index[several > 1])]
+    if own.empty:
+        return "Not measured."
+    columns = {}
+    for train, of_train in own.groupby("train"):
+        found = regrets(of_train, other_collection, rules=[rule for rule in RULES if rule.name in _RULES_BY_TRAIN])
+        for rule, each in mean_regrets(found).to_dict("index").items():
+            close = _share(found.loc[found["rule"] == rule, "regret"] <= CLOSE)
+            columns[rule, train] = f"{each['regret']:.2f} [{each['low']:.2f}, {each['high']:.2f}], {close}"
+    sizes = sorted(own["train"].unique())
+    titles = {rule.name: rule.title for rule in RULES}
+    rows = [(titles[name], *(columns.get((name, train), "-") for train in sizes)) for name in _RULES_BY_TRAIN]
+    return table_lines(PageTable(("rule", *(f"at most {train:,}" for train in sizes)), tuple(rows)))
+
+
+def _merges_by_train(curves: pd.DataFrame) -> str:
+    """Where the merge that held-out items chose serves less than raw distances."""
+    own = curves[(curves[FOLD] == ALL) & (curves["order"] == "random") & ~curves["method"].isin(NOT_CHOSEN)]
+    areas = own.pivot_table(index=[*UPGRADE, "train", "method"], columns="merge", values="auc")
+    areas = 100 * areas.reindex(columns=["raw", "best"]).dropna()
+    lost = (areas["raw"] - areas["best"]).sort_values(ascending=False)
+    listed = lost[lost > WORSE]
+    said = (
+        f"In {len(listed)} of {len(lost)} ({_share(lost > WORSE)}) of methods and upgrades, by more than {WORSE} points"
+    )
+    if listed.empty:
+        return f"{said}."
+    header = (*UPGRADE, "train items", "method", "raw", "chosen merge")
+    rows = [
+        (*map(str, names), *(f"{areas.loc[names, merge]:.1f}" for merge in ("raw", "best"))) for names in listed.index
+    ]
+    return f"{said}:\n\n{table_lines(PageTable(header, tuple(rows)))}"
 
 
 def _share(true: pd.Series) -> str:

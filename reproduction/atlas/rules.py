@@ -20,7 +20,7 @@ from reproduction.atlas.models import family_of
 Choice = tuple[str, str]
 Names = tuple[str, str, str]
 
-# Columns that name an upgrade, and what a rule chooses.
+# Columns that name an upgrade, beside the number of train items, and what a rule chooses.
 UPGRADE, CHOICE = ["collection", "old", "new"], ["method", "merge"]
 HALF, HALVES = "half", {"a": FOLDS[::2], "b": FOLDS[1::2]}
 # References. Cascades embed items for every query, so they are another service.

@@ -21,7 +21,7 @@ from ray_backfill.encode.encoder import TEXT
 from ray_backfill.encode.items import ItemSources
 from reproduction.atlas import comparison
 from reproduction.atlas.collections import COLLECTIONS, Collection, drawn_rows
-from reproduction.atlas.comparison import METHODS, ORDERS, PAIRS, Upgrade, compare, forecast
+from reproduction.atlas.comparison import METHODS, ORDERS, PAIRS, TRAIN, Upgrade, compare, forecast
 from reproduction.atlas.embeddings import embed_collection, join, map_gallery
 from reproduction.atlas.models import MODELS, AtlasModel, models_of
 from reproduction.atlas.page import PageFacts, write_page
@@ -59,7 +59,7 @@ def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path, monkeypatc
     models = {"small": _model("small", _models.old), "large": _model("large", _models.New())}
     folders = embed_collection(collection, models, tmp_path, tmp_path / "out")
     assert embed_collection(collection, models, tmp_path, tmp_path / "out") == folders
-    joined = join(tmp_path / "joined", folders["small"], folders["large"])
+    joined = join(tmp_path / "joined", folders["small"], folders["large"], 50)
     folder = read_folder(joined)
     assert folder.queries is not None
     assert folder.train is not None
@@ -100,13 +100,22 @@ def test_two_models_of_a_collection_become_an_upgrade(tmp_path: Path, monkeypatc
     assert {"offline", "ridge_gallery"} < set(foretold["method"])
     assert foretold["auc"].between(0, 1).all()
     assert forecast(Upgrade("animals", "small", "large"), joined, tmp_path / "run").equals(foretold)
+    some = read_folder(join(tmp_path / "fewer", folders["small"], folders["large"], 20)).train
+    assert some is not None
+    assert len(some) == 20
+    assert set(map(bytes, some.old)) < set(map(bytes, folder.train.old))
+    fewer = compare(
+        Upgrade("animals", "small", "large", 20), tmp_path / "fewer", tmp_path / "run20", ("ridge_gallery",)
+    )
+    assert set(fewer["order"]) == {"random"}
+    assert set(fewer["train"]) == {20}
     another = embed_collection(collection, models | {"large": _model("large", _models.old)}, tmp_path, tmp_path / "out")
-    renewed = read_folder(join(joined, another["small"], another["large"]))
+    renewed = read_folder(join(joined, another["small"], another["large"], 50))
     np.testing.assert_array_equal(renewed.gallery.new, renewed.gallery.old)
     part = folders["large"] / "gallery.parquet" / "part-000000.parquet"
     pq.write_table(pq.read_table(part).slice(1), part)
     with pytest.raises(ValueError, match="have embedded other items of the gallery"):
-        join(tmp_path / "again", folders["small"], folders["large"])
+        join(tmp_path / "again", folders["small"], folders["large"], 50)
 
 
 def test_a_chain_begins_with_a_mapped_gallery(tmp_path: Path) -> None:
@@ -114,7 +123,7 @@ def test_a_chain_begins_with_a_mapped_gallery(tmp_path: Path) -> None:
     models = {"small": _model("small", _models.old), "large": _model("large", _models.New())}
     folders = embed_collection(collection, models, tmp_path, tmp_path / "out")
     chained = map_gallery(tmp_path / "chained", folders["small"], folders["large"])
-    folder = read_folder(join(tmp_path / "joined", chained, folders["large"]))
+    folder = read_folder(join(tmp_path / "joined", chained, folders["large"], 50))
     assert folder.queries is not None
     np.testing.assert_array_equal(folder.queries.old, folder.queries.new)
     assert folder.gallery.old.shape == folder.gallery.new.shape
@@ -176,8 +185,8 @@ def _curves(aucs: dict[tuple[str, str, str], dict[str, dict[str, float]]], queri
     folds = {"a": list("02468"), "b": list("13579")}
     return pd.DataFrame(
         {
-            "collection": c, "old": o, "new": n, "fold": fold, "method": method, "order": "random", "merge": "raw",
-            "auc": auc, "queries": queries, "learned": True, "curve": np.linspace(auc, auc, 11),
+            "collection": c, "old": o, "new": n, "train": TRAIN, "fold": fold, "method": method, "order": "random",
+            "merge": "raw", "auc": auc, "queries": queries, "learned": True, "curve": np.linspace(auc, auc, 11),
         }
         for (c, o, n), parts in aucs.items()
         for part, methods in parts.items()
@@ -349,6 +358,16 @@ def test_the_page_counts_what_is_independent(tmp_path: Path) -> None:
     # better, it is never below the old one.
     assert re.search(r"\| `rm_naive` \| raw \| 3\.2 \| 5\.[23] \| 1\.1 \| 7\.0 \| 0 \| 0 % \|", page)
     assert (tmp_path / "atlas.png").stat().st_size > 10_000
+    assert "Not measured." in page
+    # With 600 train items, the chosen merge of ridge serves 1 point less than raw distances in one upgrade of four.
+    fewer = curves.assign(train=600)
+    is_own = (fewer["collection"] == "cranfield") & (fewer["old"] == "lsa")
+    best = fewer.assign(merge="best", auc=fewer["auc"] - 0.01 * is_own)[fewer["method"] == "ridge_gallery"]
+    write_page(tmp_path / "both.md", pd.concat([curves, fewer, best]), PageFacts("make atlas", "two cores", "today"))
+    both = (tmp_path / "both.md").read_text(encoding="utf-8")
+    assert "In 1 of 4 (25 %) of methods and upgrades, by more than 0.3 points:" in both
+    assert "| cranfield | lsa | wordllama-256 | 600 | ridge_gallery | 25.0 | 24.0 |" in both
+    assert re.search(r"\| ridge \| 0\.3[78] \[.*\], 75 % \| 0\.3[78] \[.*\], 75 % \|", both)
     tiny = curves.assign(new_auc=curves["old_auc"] + 0.005)
     write_page(tmp_path / "atlas.md", tiny, PageFacts("make atlas", "two cores", "today"))
     page = (tmp_path / "atlas.md").read_text(encoding="utf-8")
@@ -484,14 +503,14 @@ def test_an_upgrade_that_is_measured_again_replaces_its_rows_alone(
     command.run_atlas(dataclasses.replace(job, only=("cranfield",)))
     value[0] = 0.2
     command.run_atlas(dataclasses.replace(job, only=("cranfield",)))
-    pairs = len(PAIRS[TEXT])
+    pairs = 3 * len(PAIRS[TEXT])  # with three numbers of train items
     assert pages[-1]["collection"].to_list() == ["cranfield"] * 2 * pairs + ["banking77"] * 2 * pairs
     assert pages[-1]["auc"].to_list() == [0.2] * 2 * pairs + [0.1] * 2 * pairs
     value[0] = 0.3
-    command.run_atlas(dataclasses.replace(job, only=("cranfield/lsa_minilm", "banking77/glove_minilm")))
+    command.run_atlas(dataclasses.replace(job, only=("cranfield/lsa_minilm", "banking77/glove_minilm_600")))
     again = pages[-1][pages[-1]["auc"] == 0.3]
-    assert again[["collection", "old", "new"]].drop_duplicates().to_numpy().tolist() == [
-        ["cranfield", "lsa", "minilm"], ["banking77", "glove", "minilm"],
+    assert again[["collection", "old", "new", "train"]].drop_duplicates().to_numpy().tolist() == [
+        ["cranfield", "lsa", "minilm", 1950], ["banking77", "glove", "minilm", 600],
     ]  # fmt: skip
     assert len(again) == 4
     assert len(pages[-1]) == len(pages[-2])
