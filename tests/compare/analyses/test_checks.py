@@ -24,9 +24,9 @@ def results_with(folder: Path, *marked: str, **methods: object) -> Results:
     """Hand-made results: full RM and BCT were checked, and these methods did not learn."""
     write_results(folder, METHODS | methods, data=DATA)  # type: ignore[arg-type]
     checks = [
-        CheckRow(name, "raw", "mAP", 120, 0.3, 0.4, -0.1, -0.15, -0.05, is_worse=True)
+        CheckRow(name, "mAP", 120, 0.3, 0.4, -0.1, -0.15, -0.05, is_worse=True)
         if name in marked
-        else CheckRow(name, "raw", "mAP", 120, 0.45, 0.4, 0.05, 0.01, 0.09, is_worse=False)
+        else CheckRow(name, "mAP", 120, 0.45, 0.4, 0.05, 0.01, 0.09, is_worse=False)
         for name in ("rm", "bct")
     ]
     write_table(folder / "checks.parquet", frame(CheckRow, checks))
@@ -57,7 +57,7 @@ def test_a_warning_names_the_methods(tmp_path: Path) -> None:
 
 def test_if_nothing_learned_nothing_is_recommended(tmp_path: Path) -> None:
     write_results(tmp_path, {name: METHODS[name] for name in ("old", "new", "rm")}, data=DATA)
-    row = CheckRow("rm", "raw", "mAP", 120, 0.3, 0.4, -0.1, -0.15, -0.05, is_worse=True)
+    row = CheckRow("rm", "mAP", 120, 0.3, 0.4, -0.1, -0.15, -0.05, is_worse=True)
     write_table(tmp_path / "checks.parquet", frame(CheckRow, [row]))
     results = read_results(tmp_path)
     assert find_situation(results) is Situation.UNLEARNED
@@ -103,6 +103,6 @@ def test_no_stretch_is_given_to_a_method_that_did_not_learn(tmp_path: Path) -> N
     early = {"early": ("early", (0.45, 0.46, 0.47), 0.46, 0.46, 0.8, YES, 0.0, YES, NO, 0.0)}
     write_results(tmp_path, many_methods(0) | early, data=DATA)
     assert any("early serves better" in sentence for sentence in answer(read_results(tmp_path)).which)
-    row = CheckRow("early", "raw", "mAP", 120, 0.3, 0.4, -0.1, -0.15, -0.05, is_worse=True)
+    row = CheckRow("early", "mAP", 120, 0.3, 0.4, -0.1, -0.15, -0.05, is_worse=True)
     write_table(tmp_path / "checks.parquet", frame(CheckRow, [row]))
     assert not any("early" in sentence for sentence in answer(read_results(tmp_path)).which)
