@@ -1,0 +1,96 @@
+"""How often rows that belong together are taken for rows of other items, and how often the reverse.
+
+    python -m benchmarks.alignment FOLDER_OF_EMBEDDINGS ... [--samples 20] [--sizes 300 1000 3000 20000]
+
+Each folder holds embeddings of two models. Of its gallery, contiguous parts and random samples of several sizes are
+judged as a run judges them: as they are, and with a new model that sees little of an item (16 and 4 random projections
+of the new vectors); then with wrong rows: the new ones in another order, half of them, and all one row later. Prints,
+for each folder and size, how many of the samples are stopped.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.data.alignment import check_alignment
+from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable, read_folder
+
+Vectors = NDArray[np.floating]
+Change = Callable[[Vectors, np.random.Generator], Vectors]
+
+
+def projected(dims: int) -> Change:
+    def change(new: Vectors, rng: np.random.Generator) -> Vectors:
+        return (new - new.mean(axis=0)) @ rng.normal(size=(new.shape[1], dims)).astype(np.float32)
+
+    return change
+
+
+def half_in_another_order(new: Vectors, rng: np.random.Generator) -> Vectors:
+    rows = np.arange(len(new))
+    rows[len(new) // 2 :] = rng.permutation(rows[len(new) // 2 :])
+    return new[rows]
+
+
+HONEST: Mapping[str, Change] = {
+    "as they are": lambda new, rng: new,
+    "new in 16 dimensions": projected(16),
+    "new in 4 dimensions": projected(4),
+}
+WRONG: Mapping[str, Change] = {
+    "in another order": lambda new, rng: new[rng.permutation(len(new))],
+    "half in another order": half_in_another_order,
+    "one row later": lambda new, rng: np.roll(new, 1, axis=0),
+}
+
+
+def is_stopped(table: EmbeddingTable, new: Vectors, path: Path) -> bool:
+    gallery = replace(table, vectors={"old": table.old, "new": new})
+    try:
+        check_alignment(EmbeddingFolder(path, gallery, None, None))
+    except InputError:
+        return True
+    return False
+
+
+def measure(folder: EmbeddingFolder, size: int, samples: int) -> dict[str, int]:
+    """What was done to the new vectors -> how many of the samples were stopped. Every second one is contiguous."""
+    stopped = dict.fromkeys((*HONEST, *WRONG), 0)
+    for seed in range(samples):
+        rng = np.random.default_rng(seed)
+        n = len(folder.gallery)
+        first = rng.integers(n - size + 1)
+        rows = np.arange(first, first + size) if seed % 2 else np.sort(rng.choice(n, size, replace=False))
+        table = replace(folder.gallery.take(rows), rows=None)
+        for name, change in (HONEST | WRONG).items():
+            stopped[name] += is_stopped(table, change(table.new.astype(np.float32), rng), folder.path)
+    return stopped
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--samples", type=int, default=20)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[300, 1000, 3000, 20_000])
+    given = parser.parse_args(arguments)
+    lines = []
+    for path in given.folders:
+        folder = read_folder(path)
+        for size in (each for each in given.sizes if each <= len(folder.gallery)):
+            lines.append({"folder": path.name, "items": size} | measure(folder, size, given.samples))
+            print(lines[-1], flush=True)
+    table = pd.DataFrame(lines)
+    print(table.to_string(index=False))
+    asked = given.samples * len(table)
+    for name in HONEST | WRONG:
+        print(f"{name}: {table[name].sum():,} of {asked:,} stopped")
+
+
+if __name__ == "__main__":
+    main()
