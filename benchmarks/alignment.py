@@ -9,7 +9,7 @@ for each folder and size, how many of the samples are stopped.
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,12 +38,12 @@ def half_in_another_order(new: Vectors, rng: np.random.Generator) -> Vectors:
     return new[rows]
 
 
-HONEST: Mapping[str, Change] = {
+HONEST: dict[str, Change] = {
     "as they are": lambda new, rng: new,
     "new in 16 dimensions": projected(16),
     "new in 4 dimensions": projected(4),
 }
-WRONG: Mapping[str, Change] = {
+WRONG: dict[str, Change] = {
     "in another order": lambda new, rng: new[rng.permutation(len(new))],
     "half in another order": half_in_another_order,
     "one row later": lambda new, rng: np.roll(new, 1, axis=0),

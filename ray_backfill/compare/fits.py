@@ -200,6 +200,7 @@ def fit_on_halves(
     found = []
     for number, classes in enumerate(halves):
         assert train is not None
+        assert train.label is not None
         place = context.out / "halves" / str(number)
         folder = replace(comparison.folder, classifier=None, train_views={})
         folder = with_train(folder, train.take(np.flatnonzero(np.isin(train.label, classes))), place)

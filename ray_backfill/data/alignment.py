@@ -77,8 +77,8 @@ def _sampled(table: EmbeddingTable) -> _Sample | None:
     places = np.arange(n) if table.rows is None else table.rows
     rows = np.argsort(places)[np.unique(starts[:, None] + np.arange(min(n, _BLOCK)))]
     both = [table.vectors[model][rows].astype(np.float32) for model in ("old", "new")]
-    first = [np.unique(hash_rows(each), return_index=True)[1] for each in both]
-    kept = np.intersect1d(*first)
+    of_old, of_new = (np.unique(hash_rows(each), return_index=True)[1] for each in both)
+    kept = np.intersect1d(of_old, of_new)
     if len(kept) < 2 * _NEAREST:
         return None
     old, new = (_unit(each[kept]) for each in both)

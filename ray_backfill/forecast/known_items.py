@@ -147,5 +147,5 @@ def with_known(folder: EmbeddingFolder, given: NewEmbeddings) -> EmbeddingFolder
 
 def with_pilot(folder: EmbeddingFolder, given: NewEmbeddings, place: Path) -> EmbeddingFolder:
     """The folder with the pilot as its train split, which is written to ``place``, where fits read it again."""
-    pilot = with_known(folder, given).gallery.take(given.known.pilot)
+    pilot = with_known(folder, given).gallery.take(np.flatnonzero(given.known.pilot))
     return with_train(folder, pilot, place)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +48,12 @@ def judge(comparison: "Comparison", *_: object) -> list[UnseenClasses] | None:
     methods = [m for m in comparison.methods if halves and all(m.name in maps.folders for _, maps in halves)]
     if not methods or part is None or part.label is None:
         return None
-    metric, labels = how.metrics[0], []
+    metric, labels = how.metrics[0], list[NDArray[Any]]()
     found: dict[tuple[str, bool], list[NDArray[np.float64]]] = defaultdict(list)
     with detail("judge on unseen classes"):
-        for (classes, own), (_, other) in (halves, halves[::-1]):
+        for (classes, own), other in ((halves[0], halves[1][1]), (halves[1], halves[0][1])):
             items = part.take(np.flatnonzero(np.isin(part.label, classes))).drawn(MOST_ITEMS, how.order_seed)
+            assert items.label is not None
             for maps, is_seen in ((own, True), (other, False)):
                 replayed = [*find_methods((OLD, NEW)), *methods]
                 curves = replay_on_validation(items, replayed, maps, metric, how.distance, how.order_seed)
