@@ -1,12 +1,14 @@
 """Finds rows that do not belong together: the new model's vectors in another order of items than the old model's.
 
-Nothing in the files tells, but neighbours do: two models agree on some of an item's nearest items, however little they
-have in common, and on none but by chance if the vectors are of different items. A test tells the two apart on a sample.
+Nothing in the files tells, but similarities do. Two items that are alike by one model are somewhat more alike by any
+other one, and by chance only if the vectors are of other items. So the cosines of pairs of items by old and by new are
+correlated, on a sample. Over a half of the atlas' pairs of models have correlations above 0.3, colour histograms and
+a network 0.15.
 
-Source: Friedman and Rafsky, "Graph-theoretic measures of multivariate association and prediction", Annals of
-Statistics 11, 1983: the number of common edges of two graphs of nearest neighbours, by permutations of one of them.
+Source: Szekely and Rizzo, "Partial distance correlation with methods for dissimilarities", Annals of Statistics 42,
+2014: centred so that the correlation of n unrelated items has the mean 0, and the variance 2 / (n (n - 3)).
 
-Shapes: N items of a split, n items of its sample, m items of the sample in which neighbours are sought, d dimensions.
+Shapes: n items of a sample, m others.
 """
 
 from collections.abc import Iterator
@@ -20,18 +22,19 @@ from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.vectors import hash_rows
 from ray_backfill.engine.systems import IntArray
 
-# Items of a sample, in blocks of rows that follow each other, so that moved rows are seen, too.
-_SAMPLE, _BLOCK = 2_000, 50
-_NEAREST, _DRAWS = 10, 100
-# Rows of one model that may come so many rows later in the other: a line too many, or a few.
-_MOVES = tuple(sign * by for by in range(1, 11) for sign in (1, -1))
-# A part is judged by itself if it has so many items of the sample.
-_OF_PART = 200
-# More than chance: so many standard deviations. No more than chance: with as many on top, still less than this share of
-# the neighbours. benchmarks/alignment.py measures how often honest models are taken for rows of other items.
-_SURE, _LEAST = 4.0, 0.01
+# Items of a sample, in blocks of rows that follow each other, so that moved rows are seen; fewest items.
+_SAMPLE, _BLOCK, _FEWEST = 2_000, 50, 50
+# More than chance: so many standard deviations above 0. No more than chance: with as many on top still below this
+# correlation, which models in use exceed (benchmarks/alignment.py).
+_SURE, _LEAST = 4.0, 0.03
+# A part of a split, or what it has in common with the gallery, is strange if its correlation is below this share of the
+# usual one, and that is clear. Of rows that belong together it is 0.5 at least, of others 0.2 at most.
+_STRANGE, _CLEAR = 0.25, 0.1
+# Items of a part, and by how many rows new may come later than old.
+_PART, _MOVES = 200, (1, -1, 2, -2, 3, -3)
 
 REMEDY = "same row order? Join old and new by id: ray-backfill import --gallery OLD NEW"
+Cosines = NDArray[np.float32]
 
 
 def check_alignment(folder: EmbeddingFolder) -> None:
@@ -43,19 +46,28 @@ def check_alignment(folder: EmbeddingFolder) -> None:
 def misaligned(folder: EmbeddingFolder) -> Iterator[tuple[str, str]]:
     """Yield the splits whose old and new vectors seem to be of different items, and a sentence about each.
 
-    Gallery items are compared with each other, the items of any other split with those of the gallery that they find
-    by each model, or with each other if the gallery has no new embeddings. Splits of few different vectors pass.
+    Not seen: splits of fewer than some 250 different items, rows that are wrong here and there, and a gallery in which
+    whole classes have changed places if no other split tells.
 
-    Cost: for each split, two matrix products of at most 2,000 x 2,000 vectors, whatever its size.
+    Cost: four matrix products of at most 2,000 x 2,000 vectors for each split, whatever its size.
     """
-    of_gallery = _sampled(folder.gallery)
-    if of_gallery is not None and (what := _what_is_wrong(of_gallery, of_gallery)):
-        yield folder.gallery.path.name, what
-        return  # what the others find in it says nothing
-    tables = {each.path: each for each in (folder.validation, folder.train, folder.queries) if each is not None}
-    for path, table in reversed(tables.items()):
-        sample = _sampled(table) if path.parent == folder.path else None  # not a sample of the gallery
-        if sample is not None and (what := _what_is_wrong(sample, of_gallery or sample)):
+    gallery, usual = _sampled(folder.gallery), 0.0
+    if gallery is not None:
+        what, usual = _what_is_wrong(gallery)
+        if what:
+            yield folder.gallery.path.name, what
+            return  # it says nothing about the others
+    others = {each.path: each for each in (folder.validation, folder.train, folder.queries) if each is not None}
+    for path, table in reversed(others.items()):
+        sample = _sampled(table) if path.parent == folder.path else None  # no sample of the gallery
+        if sample is None:
+            continue
+        what, own = _what_is_wrong(sample)
+        if not what and gallery is not None and (most := max(own, usual)) > _CLEAR:
+            pairs = (sample.old @ gallery.old.T, sample.new @ gallery.new.T)
+            if _correlation(*map(_centred, pairs)) < _STRANGE * most:
+                what = "its items are like some items of the gallery by old, and like others by new"
+        if what:
             yield path.name, what
 
 
@@ -70,16 +82,16 @@ class _Sample:
 
 def _sampled(table: EmbeddingTable) -> _Sample | None:
     """Rows from all over a split whose vectors differ from those before; None if there are too few, or one model."""
-    n = len(table)
     if "new" not in table.vectors:
         return None
+    n = len(table)
     starts = np.linspace(0, max(0, n - _BLOCK), _SAMPLE // _BLOCK).astype(np.int64)
     places = np.arange(n) if table.rows is None else table.rows
     rows = np.argsort(places)[np.unique(starts[:, None] + np.arange(min(n, _BLOCK)))]
     both = [table.vectors[model][rows].astype(np.float32) for model in ("old", "new")]
     of_old, of_new = (np.unique(hash_rows(each), return_index=True)[1] for each in both)
     kept = np.intersect1d(of_old, of_new)
-    if len(kept) < 2 * _NEAREST:
+    if len(kept) < _FEWEST:
         return None
     old, new = (_unit(each[kept]) for each in both)
     return _Sample(old, new, places[rows[kept]])
@@ -87,77 +99,59 @@ def _sampled(table: EmbeddingTable) -> _Sample | None:
 
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     centred = vectors - vectors.mean(axis=0)
-    lengths = np.linalg.norm(centred, axis=1, keepdims=True)
-    return centred / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
-def _what_is_wrong(items: _Sample, gallery: _Sample) -> str:
-    """A sentence without its full stop; "" if nothing is. gallery: where the items' neighbours are sought."""
-    is_own = items is gallery
-    near_old, near_new = (
-        _nearest(mine, theirs, is_own) for mine, theirs in ((items.old, gallery.old), (items.new, gallery.new))
-    )
-    all_n = np.arange(len(items.rows))
-    is_near_nm = np.zeros((len(items.rows), len(gallery.rows)), np.bool_)
-    is_near_nm[all_n[:, None], near_new] = True
-    parts = np.array_split(all_n, max(1, len(all_n) // _OF_PART))
-    if moved := _moved(items, gallery, near_old, is_near_nm, parts):
-        return moved
-    common_n = is_near_nm[all_n[:, None], near_old].sum(axis=1)
-    rng = np.random.default_rng(0)
-    by_chance = np.stack([is_near_nm[rng.permutation(all_n)[:, None], near_old].sum(axis=1) for _ in range(_DRAWS)])
-    strange = [part for part in parts if _is_chance(common_n[part], by_chance[:, part])]
-    if len(parts) > 1 and _is_chance(common_n, by_chance):
-        strange = parts
-    if not strange:
-        return ""
-    return f"the nearest items by old and by new{_where(items, strange, len(parts))} have no more in common than chance"
-
-
-def _nearest(items: NDArray[np.float32], gallery: NDArray[np.float32], is_own: bool) -> IntArray:
-    """(n, k) the items of the gallery with the largest cosines, in any order."""
-    cosines = items @ gallery.T
-    if is_own:
-        np.fill_diagonal(cosines, -np.inf)
-    return np.argpartition(-cosines, _NEAREST, axis=1)[:, :_NEAREST]
-
-
-def _is_chance(common_n: NDArray[np.int64], by_chance: NDArray[np.int64]) -> bool:
-    """Whether items share no more than chance, and would if they shared but ``_LEAST`` more.
-
-    by_chance: (draws, n) what they share with each other's neighbours.
-    """
-    draws = by_chance.sum(axis=1)
-    expected, spread = draws.mean(), draws.std()
-    more, most = common_n.sum() - expected, _NEAREST * len(common_n) - expected
-    return bool(more < _SURE * spread and more + _SURE * spread < _LEAST * most)
-
-
-def _moved(
-    items: _Sample, gallery: _Sample, near_old: IntArray, is_near_nm: NDArray[np.bool_], parts: list[IntArray]
-) -> str:
-    """By how many rows new is moved, if it then has more neighbours in common with old than as it is."""
+def _what_is_wrong(sample: _Sample) -> tuple[str, float]:
+    """A sentence without its full stop, "" if nothing is wrong; and the correlation of the cosines by both models."""
+    old, new = (_centred(each @ each.T, is_own=True) for each in (sample.old, sample.new))
+    n, parts = len(old), np.array_split(np.arange(len(old)), max(1, len(old) // _PART))
     for by in _MOVES:
-        later_n = np.searchsorted(items.rows, items.rows + by)
-        is_there_n = np.isin(items.rows + by, items.rows)
-        later_n[~is_there_n] = 0
-        found, is_found = (later_n[near_old], is_there_n[near_old]) if items is gallery else (near_old, True)
-        more_n = (is_near_nm[later_n[:, None], found] & is_found).sum(axis=1)
-        more_n -= (is_near_nm[np.arange(len(near_old))[:, None], near_old] & is_found).sum(axis=1)
-        strange = [part for part in parts if _is_above_0(more_n[part[is_there_n[part]]])]
+        strange = [part for part in parts if _fits_better(old, new, sample.rows, by, part)]
         if strange:
-            where, rows = _where(items, strange, len(parts)), f"{abs(by)} row{'s' * (abs(by) > 1)}"
-            return f"new fits old better{where} {rows} {'later' if by > 0 else 'earlier'}"
-    return ""
+            rows = f"{abs(by)} row{'s' * (abs(by) > 1)} {'below' if by > 0 else 'above'}"
+            return f"an item's new vector seems to be {rows} its old one{_where(sample, strange, parts)}", 0.0
+    found, deviation = _correlation(old, new), np.sqrt(2 / (n * (n - 3)))
+    if found < min(_SURE * deviation, _LEAST - _SURE * deviation):
+        return f"items are alike by old and by new no more than by chance (correlation {found:.3f})", found
+    of_part = np.array([_correlation(old[part], new[part]) for part in parts])
+    usual = float(np.median(of_part))
+    strange = [part for part, own in zip(parts, of_part, strict=True) if usual > _CLEAR and own < _STRANGE * usual]
+    if strange:
+        return f"items{_where(sample, strange, parts)} are alike by old and by new no more than by chance", found
+    return "", found
 
 
-def _is_above_0(values: NDArray[np.int64]) -> bool:
-    """Whether a mean is above 0 by more than ``_SURE`` standard errors."""
-    return bool(len(values) > _NEAREST and values.mean() > _SURE * values.std() / np.sqrt(len(values)))
+def _centred(cosines: Cosines, is_own: bool = False) -> Cosines:
+    """Without the means of rows and columns; is_own: of (n, n) pairs of the same items, without the diagonal."""
+    if not is_own:
+        return cosines - cosines.mean(axis=0) - cosines.mean(axis=1, keepdims=True) + cosines.mean()
+    n = len(cosines)
+    np.fill_diagonal(cosines, 0)
+    sums = cosines.sum(axis=1) / (n - 2)
+    found: Cosines = cosines - sums - sums[:, None] + sums.sum() / (n - 1)
+    np.fill_diagonal(found, 0)
+    return found
 
 
-def _where(items: _Sample, parts: list[IntArray], of: int) -> str:
-    """Rows from the first to the last of these parts; "" if these are all."""
-    if len(parts) == of:
+def _correlation(old: Cosines, new: Cosines) -> float:
+    return float(np.vdot(old, new) / max(np.sqrt(np.vdot(old, old) * np.vdot(new, new)), np.finfo(np.float32).tiny))
+
+
+def _fits_better(old: Cosines, new: Cosines, rows: IntArray, by: int, part: IntArray) -> bool:
+    """Whether items of a part have more in common with new so many rows later, by more than chance."""
+    is_there = np.isin(rows + by, rows)
+    there = np.flatnonzero(is_there)
+    later, own = np.searchsorted(rows, rows[there] + by), part[is_there[part]]
+    if len(own) < _FEWEST:
+        return False
+    moved = new[np.searchsorted(rows, rows[own] + by)][:, later] - new[own][:, there]
+    gained = np.einsum("ij,ij->i", old[own][:, there], moved)
+    return bool(gained.mean() > _SURE * gained.std() / np.sqrt(len(gained)))
+
+
+def _where(sample: _Sample, strange: list[IntArray], parts: list[IntArray]) -> str:
+    """Rows from the first to the last of some parts; "" if these are all."""
+    if len(strange) == len(parts):
         return ""
-    return f" in rows {items.rows[parts[0][0]]:,} to {items.rows[parts[-1][-1]]:,}"
+    return f" in about rows {sample.rows[strange[0][0]]:,} to {sample.rows[strange[-1][-1]]:,}"
