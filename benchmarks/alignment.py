@@ -27,7 +27,9 @@ Change = Callable[[Vectors, np.random.Generator], Vectors]
 
 def projected(dims: int) -> Change:
     def change(new: Vectors, rng: np.random.Generator) -> Vectors:
-        return (new - new.mean(axis=0)) @ rng.normal(size=(new.shape[1], dims)).astype(np.float32)
+        return (new.astype(np.float32) - new.mean(axis=0, dtype=np.float32)) @ rng.normal(
+            size=(new.shape[1], dims)
+        ).astype(np.float32)
 
     return change
 
@@ -50,10 +52,12 @@ WRONG: dict[str, Change] = {
 }
 
 
-def is_stopped(table: EmbeddingTable, new: Vectors, path: Path) -> bool:
+def is_stopped(folder: EmbeddingFolder, table: EmbeddingTable, new: Vectors) -> bool:
+    """Whether a run would stop. The queries take part if the gallery is as it was."""
+    queries = folder.queries if new is table.new else None
     gallery = replace(table, vectors={"old": table.old, "new": new})
     try:
-        check_alignment(EmbeddingFolder(path, gallery, None, None))
+        check_alignment(EmbeddingFolder(folder.path, gallery, queries, None))
     except InputError:
         return True
     return False
@@ -61,15 +65,14 @@ def is_stopped(table: EmbeddingTable, new: Vectors, path: Path) -> bool:
 
 def measure(folder: EmbeddingFolder, size: int, samples: int) -> dict[str, int]:
     """What was done to the new vectors -> how many of the samples were stopped. Every second one is contiguous."""
-    stopped = dict.fromkeys((*HONEST, *WRONG), 0)
+    stopped, n = dict.fromkeys((*HONEST, *WRONG), 0), len(folder.gallery)
     for seed in range(samples):
         rng = np.random.default_rng(seed)
-        n = len(folder.gallery)
         first = rng.integers(n - size + 1)
         rows = np.arange(first, first + size) if seed % 2 else np.sort(rng.choice(n, size, replace=False))
         table = replace(folder.gallery.take(rows), rows=None)
         for name, change in (HONEST | WRONG).items():
-            stopped[name] += is_stopped(table, change(table.new.astype(np.float32), rng), folder.path)
+            stopped[name] += is_stopped(folder, table, change(table.new, rng))
     return stopped
 
 

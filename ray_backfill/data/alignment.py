@@ -115,7 +115,7 @@ def _what_is_wrong(sample: _Sample) -> tuple[str, float]:
     if found < min(_SURE * deviation, _LEAST - _SURE * deviation):
         return f"items are alike by old and by new no more than by chance (correlation {found:.3f})", found
     of_part = np.array([_correlation(old[part], new[part]) for part in parts])
-    usual = float(np.median(of_part))
+    usual = float(np.quantile(of_part, 0.75))
     strange = [part for part, own in zip(parts, of_part, strict=True) if usual > _CLEAR and own < _STRANGE * usual]
     if strange:
         return f"items{_where(sample, strange, parts)} are alike by old and by new no more than by chance", found

@@ -1,5 +1,6 @@
 """What labels teach about classes that training has seen is told apart from what holds for others."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from ray_backfill.compare.analyses.unseen_classes import UnseenClasses, _row, se
 from ray_backfill.data.folder import read_train
 from ray_backfill.learn.methods import Embeddings, find_methods
 from ray_backfill.learn.models.apply import load_network
+from ray_backfill.learn.training.settings import FitSettings, HeadTraining
 
 CLASSES, DIMS = 60, 48
+IN_RAY = "ray_backfill.compare.fits.has_more_than_cpus"
 
 
 def columns(n: int, seed: int, classes: slice = slice(None)) -> dict[str, Any]:
@@ -28,9 +31,14 @@ def columns(n: int, seed: int, classes: slice = slice(None)) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[rb.Results, Path]:
     path = tmp_path_factory.mktemp("unseen")
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(IN_RAY, lambda: False)
     data = rb.write_folder(path / "data", columns(800, 1), columns(100, 2), columns(2_400, 3))
     how: dict[str, Any] = {"metrics": "nDCG@10", "points": 3, "out": path / "out", "merges": "raw"}
-    return rb.simulate(data, methods=["rm_naive", "rm", "ridge_gallery"], **how), path
+    fits = replace(FitSettings.of_folder(), heads=HeadTraining(epochs=10))
+    found = rb.simulate(data, fits=fits, methods=["rm_naive", "mcl", "ridge_gallery"], **how)
+    monkeypatch.undo()
+    return found, path
 
 
 def test_a_method_that_learns_from_labels_is_judged_on_classes_that_it_has_not_seen(
@@ -38,13 +46,13 @@ def test_a_method_that_learns_from_labels_is_judged_on_classes_that_it_has_not_s
 ) -> None:
     results, path = run
     (row,) = results.table_of("unseen_classes")
-    assert (row.method, row.metric) == ("rm", "nDCG@10")
+    assert (row.method, row.metric) == ("mcl", "nDCG@10")
     assert row.unseen < row.seen
     assert row.low <= row.difference <= row.high < 0
     assert row.difference == pytest.approx(row.unseen - row.seen)
     assert row.gain == pytest.approx(row.unseen - row.old)
-    said = sentence(results, "rm")
-    assert said.startswith("Full RM learns from labels, and training has seen all classes of the queries. On classes ")
+    said = sentence(results, "mcl")
+    assert said.startswith("RM MCL learns from labels, and training has seen all classes of the queries. On classes ")
     assert said in (path / "out" / "results" / "report.html").read_text().replace("&#39;", "'")
     assert section(results) is not None
 
@@ -63,14 +71,14 @@ def test_the_fits_saw_half_of_the_classes_each_and_are_replayed_on_the_right_one
     seen = [set(read_train(each).train.label.tolist()) for each in halves]  # type: ignore[union-attr]
     assert not seen[0] & seen[1]
     assert seen[0] | seen[1] == set(own.train.label.tolist())
-    (method,) = find_methods(("rm",))
+    (method,) = find_methods(("mcl",))
     sums, count = {True: 0.0, False: 0.0}, 0
     for half, classes in enumerate(seen):
         items: Any = own.validation.take(np.flatnonzero(np.isin(label, sorted(classes))))
         truth = rb.GroundTruth.from_labels(items.label, items.label, exclude_self=True)
         order = np.random.default_rng(0).permutation(len(items))
         for is_seen, fitted in ((True, half), (False, 1 - half)):
-            network = load_network(halves[fitted] / "maps" / "rm")
+            network = load_network(halves[fitted] / "maps" / "mcl")
             pair = method.pair(Embeddings(items.vectors, items.vectors), network)
             curve = rb.replay(pair, truth, order, points=11, metrics=["nDCG@10"])
             sums[is_seen] += curve.auc("nDCG@10") * len(curve.scored)
@@ -82,12 +90,17 @@ def test_the_fits_saw_half_of_the_classes_each_and_are_replayed_on_the_right_one
 
 
 @pytest.mark.parametrize(
-    ("methods", "asked"), [(["rm_naive", "ridge_gallery"], slice(None)), (["rm_naive", "rm"], slice(50, 60))]
+    ("methods", "asked"), [(["rm_naive", "ridge_gallery"], slice(None)), (["rm_naive", "mcl"], slice(50, 60))]
 )
-def test_nothing_is_fitted_again_without_need(methods: list[str], asked: slice, tmp_path: Path) -> None:
+def test_nothing_is_fitted_again_without_need(
+    methods: list[str], asked: slice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without such a method, or if some queries have classes that training has not seen."""
+    monkeypatch.setattr(IN_RAY, lambda: False)
     data = rb.write_folder(tmp_path / "data", columns(400, 1), columns(60, 2, asked), columns(1_200, 3, slice(0, 55)))
-    results = rb.simulate(data, methods=methods, metrics="nDCG@10", points=3, out=tmp_path / "out", merges="raw")
+    how: dict[str, Any] = {"metrics": "nDCG@10", "points": 3, "merges": "raw", "out": tmp_path / "out"}
+    fits = replace(FitSettings.of_folder(), heads=HeadTraining(epochs=1))
+    results = rb.simulate(data, methods=methods, fits=fits, **how)
     assert not results.table_of("unseen_classes")
     assert not (tmp_path / "out" / "halves").exists()
 
