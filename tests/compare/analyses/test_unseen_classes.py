@@ -52,9 +52,13 @@ def test_a_method_that_learns_from_labels_is_judged_on_classes_that_it_has_not_s
     assert row.difference == pytest.approx(row.unseen - row.seen)
     assert row.gain == pytest.approx(row.unseen - row.old)
     said = sentence(results, "mcl")
-    assert said.startswith("RM MCL learns from labels, and training has seen all classes of the queries. On classes ")
-    assert said in (path / "out" / "results" / "report.html").read_text().replace("&#39;", "'")
-    assert section(results) is not None
+    assert said.startswith("RM MCL learns from labels, and training has seen the classes of all queries. On classes ")
+    apart = f"{100 * -row.difference:.1f} points lower (95 % interval {100 * -row.high:.1f} to {100 * -row.low:.1f})"
+    assert f"{apart} than on classes that it has seen" in said
+    assert said in (path / "out" / "results" / "report.html").read_text(encoding="utf-8")
+    shown = section(results)
+    assert shown is not None
+    assert shown.said == [said]
 
 
 def test_the_fits_saw_half_of_the_classes_each_and_are_replayed_on_the_right_ones(
