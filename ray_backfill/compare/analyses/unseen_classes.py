@@ -41,6 +41,7 @@ class UnseenClasses:
 def judge(comparison: "Comparison", *_: object) -> list[UnseenClasses] | None:
     """Replay both fits of each method on the items of both halves; None if nothing was fitted on halves."""
     from ray_backfill.compare.fits import MOST_ITEMS, replay_on_validation
+    from ray_backfill.engine.merges import RAW
     from ray_backfill.engine.statistics import auc_draws
     from ray_backfill.learn.methods import find_methods
 
@@ -57,9 +58,9 @@ def judge(comparison: "Comparison", *_: object) -> list[UnseenClasses] | None:
             for maps, is_seen in ((own, True), (other, False)):
                 replayed = [*find_methods((OLD, NEW)), *methods]
                 curves = replay_on_validation(items, replayed, maps, metric, how.distance, how.order_seed)
-                for name, curve in curves.items():
+                for (name, _merge), curve in curves.items():
                     found[name, is_seen].append(auc_draws(curve.t, curve.per_query[metric], curve.is_step))
-            labels.append(items.label[curves[OLD].scored])
+            labels.append(items.label[curves[OLD, RAW.name].scored])
     value_Q = {key: np.concatenate(values) for key, values in found.items()}
     class_Q = np.unique(np.concatenate(labels), return_inverse=True)[1]
     return [_row(method.name, metric, value_Q, class_Q) for method in methods]
