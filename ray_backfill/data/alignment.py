@@ -1,18 +1,14 @@
 """Finds rows that do not belong together: the new model's vectors in another order of items than the old model's.
 
-Nothing in the files tells, but similarities do. Two items that are alike by one model are somewhat more alike by any
-other one, and by chance only if the vectors are of other items. So the cosines of pairs of items by old and by new are
-correlated, on a sample. Over a half of the atlas' pairs of models have correlations above 0.3, colour histograms and
-a network 0.15.
+Nothing in the files tells, but similarities do: items that are alike by one model are rather alike by any other, and no
+more than by chance if the vectors are of other items. So the cosines of pairs of items by old and by new correlate.
 
 Source: Szekely and Rizzo, "Partial distance correlation with methods for dissimilarities", Annals of Statistics 42,
 2014: centred so that the correlation of n unrelated items has the mean 0, and the variance 2 / (n (n - 3)).
-
-Shapes: n items of a sample, m others.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +18,7 @@ from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.vectors import hash_rows
 from ray_backfill.engine.systems import IntArray
 
-# Items of a sample, in blocks of rows that follow each other, so that moved rows are seen; fewest items.
+# Items of a sample, in blocks of rows that follow each other, so that moved rows are seen; and the fewest items.
 _SAMPLE, _BLOCK, _FEWEST = 2_000, 50, 50
 # More than chance: so many standard deviations above 0. No more than chance: with as many on top still below this
 # correlation, which models in use exceed (benchmarks/alignment.py).
@@ -51,12 +47,11 @@ def misaligned(folder: EmbeddingFolder) -> Iterator[tuple[str, str]]:
 
     Cost: four matrix products of at most 2,000 x 2,000 vectors for each split, whatever its size.
     """
-    gallery, usual = _sampled(folder.gallery), 0.0
-    if gallery is not None:
-        what, usual = _what_is_wrong(gallery)
-        if what:
-            yield folder.gallery.path.name, what
-            return  # it says nothing about the others
+    gallery = _sampled(folder.gallery)
+    what, usual = _what_is_wrong(gallery) if gallery is not None else ("", 0.0)
+    if what:
+        yield folder.gallery.path.name, what
+        return  # it says nothing about the others
     others = {each.path: each for each in (folder.validation, folder.train, folder.queries) if each is not None}
     for path, table in reversed(others.items()):
         sample = _sampled(table) if path.parent == folder.path else None  # no sample of the gallery
@@ -64,15 +59,14 @@ def misaligned(folder: EmbeddingFolder) -> Iterator[tuple[str, str]]:
             continue
         what, own = _what_is_wrong(sample)
         if not what and gallery is not None and (most := max(own, usual)) > _CLEAR:
-            pairs = (sample.old @ gallery.old.T, sample.new @ gallery.new.T)
-            if _correlation(*map(_centred, pairs)) < _STRANGE * most:
+            both = (sample.old @ gallery.old.T, sample.new @ gallery.new.T)
+            if _correlation(*map(_centred, both)) < _STRANGE * most:
                 what = "its items are like some items of the gallery by old, and like others by new"
         if what:
             yield path.name, what
 
 
-@dataclass(frozen=True, eq=False)
-class _Sample:
+class _Sample(NamedTuple):
     """Vectors of length 1, (n, d) by each model, and (n,) their rows in the file, ascending."""
 
     old: NDArray[np.float32]

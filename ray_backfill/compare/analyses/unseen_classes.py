@@ -120,8 +120,6 @@ def section(results: ResultsData) -> Section | None:
             ("seen", share(row.seen)),
             ("unseen \u2212 seen", share(row.difference)),
             ("95 % interval", limits(row.low, row.high)),
-            ("old", share(row.old)),
-            ("new", share(row.new)),
         ]
         for row in rows
     ]
