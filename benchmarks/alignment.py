@@ -1,11 +1,11 @@
 """How often rows that belong together are taken for rows of other items, and how often the reverse.
 
-    python -m benchmarks.alignment FOLDER_OF_EMBEDDINGS ... [--samples 20] [--sizes 300 1000 3000 20000]
+    python -m benchmarks.alignment FOLDER_OF_EMBEDDINGS ... [--samples 20] [--sizes 300 1000 3000 20000] [--honest]
 
 Each folder holds embeddings of two models. Of its gallery, contiguous parts and random samples of several sizes are
 judged as a run judges them: as they are, and with a new model that sees little of an item (16 and 4 random projections
 of the new vectors); then with wrong rows: the new ones in another order, half of them, and all one row later. Prints,
-for each folder and size, how many of the samples are stopped.
+for each folder and size, how many of the samples are stopped. --honest: leave the wrong rows out.
 """
 
 import argparse
@@ -63,15 +63,15 @@ def is_stopped(folder: EmbeddingFolder, table: EmbeddingTable, new: Vectors) -> 
     return False
 
 
-def measure(folder: EmbeddingFolder, size: int, samples: int) -> dict[str, int]:
+def measure(folder: EmbeddingFolder, size: int, samples: int, changes: dict[str, Change]) -> dict[str, int]:
     """What was done to the new vectors -> how many of the samples were stopped. Every second one is contiguous."""
-    stopped, n = dict.fromkeys((*HONEST, *WRONG), 0), len(folder.gallery)
+    stopped, n = dict.fromkeys(changes, 0), len(folder.gallery)
     for seed in range(samples):
         rng = np.random.default_rng(seed)
         first = rng.integers(n - size + 1)
         rows = np.arange(first, first + size) if seed % 2 else np.sort(rng.choice(n, size, replace=False))
         table = replace(folder.gallery.take(rows), rows=None)
-        for name, change in (HONEST | WRONG).items():
+        for name, change in changes.items():
             stopped[name] += is_stopped(folder, table, change(table.new, rng))
     return stopped
 
@@ -81,17 +81,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--sizes", type=int, nargs="+", default=[300, 1000, 3000, 20_000])
+    parser.add_argument("--honest", action="store_true")
     given = parser.parse_args(arguments)
-    lines = []
+    lines, changes = [], HONEST if given.honest else HONEST | WRONG
     for path in given.folders:
         folder = read_folder(path)
         for size in (each for each in given.sizes if each <= len(folder.gallery)):
-            lines.append({"folder": path.name, "items": size} | measure(folder, size, given.samples))
+            lines.append({"folder": path.name, "items": size} | measure(folder, size, given.samples, changes))
             print(lines[-1], flush=True)
     table = pd.DataFrame(lines)
     print(table.to_string(index=False))
     asked = given.samples * len(table)
-    for name in HONEST | WRONG:
+    for name in changes:
         print(f"{name}: {table[name].sum():,} of {asked:,} stopped")
 
 
