@@ -9,6 +9,7 @@ for each folder and size, how many of the samples are stopped. --honest: leave t
 """
 
 import argparse
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[300, 1000, 3000, 20_000])
     parser.add_argument("--honest", action="store_true")
     given = parser.parse_args(arguments)
+    started = time.process_time()
     lines, changes = [], HONEST if given.honest else HONEST | WRONG
     for path in given.folders:
         folder = read_folder(path)
@@ -92,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = pd.DataFrame(lines)
     print(table.to_string(index=False))
     asked = given.samples * len(table)
+    print(f"{(time.process_time() - started) / (asked * len(changes)):.2f} s of processor time a sample")
     for name in changes:
         print(f"{name}: {table[name].sum():,} of {asked:,} stopped")
 

@@ -217,16 +217,18 @@ def fit_on_halves(
 
 
 def _halves_of_classes(folder: EmbeddingFolder) -> tuple[NDArray[Any], ...]:
-    """Two random halves of the train split's classes; () unless it has all of the queries', and both can be judged."""
-    train, part, asked = folder.train, folder.validation, (folder.queries or folder.gallery).label
-    if train is None or part is None or train.label is None or part.label is None or asked is None:
+    """Two random halves of the train split's classes; () unless all answers have these, and both can be judged."""
+    train, part, gallery, queries = folder.train, folder.validation, folder.gallery, folder.queries or folder.gallery
+    if train is None or part is None or any(each.label is None for each in (train, part, gallery, queries)):
         return ()
-    names = np.unique(train.label[~unknown(train.label)])
-    if kind_of(asked) != kind_of(names) or not np.isin(asked[~unknown(asked)], names).all():
+    known: NDArray[Any] = np.asarray(train.label)
+    names = np.unique(known[~unknown(known)])
+    shared = np.intersect1d(np.asarray(gallery.label), np.asarray(queries.label))
+    if kind_of(shared) != kind_of(names) or not np.isin(shared[~unknown(shared)], names).all():
         return ()
     shuffled = np.random.default_rng(0).permutation(names)
     halves = shuffled[::2], shuffled[1::2]
-    parts = (part.take(np.flatnonzero(np.isin(part.label, half))) for half in halves)
+    parts = (part.take(np.flatnonzero(np.isin(np.asarray(part.label), half))) for half in halves)
     return () if any(why_not_judged(each) for each in parts) else halves
 
 

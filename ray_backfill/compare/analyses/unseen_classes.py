@@ -92,7 +92,7 @@ def sentence(results: ResultsData, method: str) -> str:
     row: UnseenClasses | None = next((r for r in results.table_of("unseen_classes") if r.method == method), None)
     if row is None:
         return ""
-    title = results.titles.get(method, method)
+    title = results.manifest.traits.methods[method].title
     gained = _compared(row.gain, row.gain_low, row.gain_high)
     apart = _compared(row.difference, row.low, row.high)
     return (
@@ -127,7 +127,7 @@ def section(results: ResultsData) -> Section | None:
     words = (
         "Training has seen the classes of all queries, so the figures of methods that learn from labels hold for these "
         "classes. Here each was fitted twice more, on half of the classes each time, and judged on validation items: "
-        "small galleries that query themselves, of classes that the fit has seen and of the others."
+        "small galleries that query themselves by raw distances, of classes that the fit has seen and of the others."
     )
     return Section("Classes that training has not seen", [words, said, table_of("Unseen classes", lines)], said=[said])
 
