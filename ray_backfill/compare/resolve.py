@@ -6,6 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from numpy.typing import NDArray
+
 from ray_backfill.compare.evaluation import Evaluation, Named
 from ray_backfill.compare.fitted import (
     FittedMaps,
@@ -50,7 +52,8 @@ class Comparison:
 
     named: the settings, and the methods that take part. notes: sentences for the report about what is wrong with the
     data. slices: groups of queries. truth_facts: what ``--truth`` was and which bands the distances fill, for the
-    manifest. maps: fitted maps; empty before the fits.
+    manifest. maps: fitted maps; empty before the fits. halves: two halves of the classes of the train split, each with
+    maps that were fitted on it alone; () where nothing was.
     """
 
     folder: EmbeddingFolder
@@ -63,6 +66,7 @@ class Comparison:
     slices: tuple[Slice, ...] = ()
     truth_facts: Mapping[str, Any] = field(default_factory=dict)
     maps: FittedMaps = field(default_factory=FittedMaps)
+    halves: tuple[tuple[NDArray[Any], FittedMaps], ...] = ()
 
     @property
     def evaluation(self) -> Evaluation:

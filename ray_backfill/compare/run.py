@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation, Named, check_memory
-from ray_backfill.compare.fits import fit_maps
+from ray_backfill.compare.fits import chosen, fit_maps, fit_on_halves
 from ray_backfill.compare.replay import Curves, in_order, replay_here
 from ray_backfill.compare.resolve import Comparison, resolve_truth, resolve_with
 from ray_backfill.compare.results import ResultsData
@@ -28,6 +28,7 @@ from ray_backfill.compare.write import (
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, step
 from ray_backfill.core.stages import OtherSettingsError, is_finished, settle
+from ray_backfill.data.alignment import check_alignment
 from ray_backfill.data.division import fit_rows
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.write import with_train
@@ -75,6 +76,7 @@ def evaluate_folder(
             show_first(results_in_memory(untrained, first, facts), [method.title for method in to_train])
         comparison, tuned = fit_maps(comparison, fits, context)
         facts = facts_of(comparison, fits, context, recipe, time.perf_counter() - started, tuned)
+        comparison = fit_on_halves(comparison, chosen(tuned, fits), fits, context)
         return write_results(
             comparison, out, facts, lambda all_: _replay_rest(all_, first, replayed), context.overwrite
         )
@@ -89,6 +91,8 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
     settle(out, files())
     models = models_of(named.methods)
     folder = _read(data, models, context.out)
+    if not from_images:
+        check_alignment(folder)
     tables = [folder.gallery, *([folder.queries] if folder.queries else [])]
     if not named.evaluation.truth and all(each.label is None and each.positives is None for each in tables):
         named = replace(named.evaluation, truth=("new-top1",)).named

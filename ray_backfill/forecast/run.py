@@ -19,6 +19,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, step, task
 from ray_backfill.core.schema import frame, read_checked, write_table
 from ray_backfill.core.stages import replaced_whole, write_json
+from ray_backfill.data.alignment import check_alignment
 from ray_backfill.data.columns import names_in, part_files
 from ray_backfill.encode.items import ItemSettings, ItemSources, write_items, write_some
 from ray_backfill.encode.part import EncodeRequest
@@ -27,7 +28,7 @@ from ray_backfill.encode.stage import embed_items, embed_two
 from ray_backfill.forecast import estimate as numbers
 from ray_backfill.forecast.engine import Forecast
 from ray_backfill.forecast.estimate import Units
-from ray_backfill.forecast.known_items import NewEmbeddings, find_new, with_pilot, with_stand_ins
+from ray_backfill.forecast.known_items import NewEmbeddings, find_new, with_known, with_pilot, with_stand_ins
 from ray_backfill.forecast.methods import Gallery, Merged, can_be_forecast, forecast_method, gallery_here, with_merges
 from ray_backfill.forecast.report import write_forecast_report
 from ray_backfill.forecast.sample import StoredSample, read_before_backfill, read_sample, take_sample
@@ -132,6 +133,7 @@ def forecast_folder(
         folder = read_before_backfill(data)
         stored = read_sample(sample, folder)
         given = find_new(folder, stored, new)
+        check_alignment(with_known(folder, given))
     of_fits = context
     if folder.train is None:  # maps that are fitted on the pilot change with every sample
         of_fits = replace(context, out=context.out / "pilot", overwrite=True)

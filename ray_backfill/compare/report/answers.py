@@ -7,6 +7,7 @@ from typing import Any
 
 from ray_backfill.compare.analyses.costs import CostRow
 from ray_backfill.compare.analyses.slices import slice_sentences
+from ray_backfill.compare.analyses.unseen_classes import sentence as on_unseen_classes
 from ray_backfill.compare.report import verdict
 from ray_backfill.compare.results import ResultsData, Row
 from ray_backfill.compare.selection import (
@@ -202,7 +203,8 @@ def _risk(results: ResultsData, best: Row) -> tuple[str, ...]:
         step = verdict.upgrade(results, metric)
         if step is not None and step.high < 0:
             sentences.append(f"The new model is worse in {metric}: {verdict.with_limits(step)}.")
-    return (*sentences, *slice_sentences(results, best))
+    unseen = on_unseen_classes(results, best.method)
+    return (*sentences, *slice_sentences(results, best), *([unseen] if unseen else []))
 
 
 def _other_methods(results: ResultsData, best: Row) -> list[str]:
