@@ -1,0 +1,127 @@
+"""Where the intervals of forecasts hold: eight made worlds, or folders, many independent samples of each.
+
+    python -m benchmarks.forecast_worlds [FOLDER[:SHARE] ...] [--trials 200] [--out runs/forecast-worlds]
+        [--merge best] [--methods rm_naive slerp] [--show]
+
+A world is a gallery of two made models. *Band*: the new model's random pairs have cosines about 0 (wide), or 0.7 and more
+(narrow). *Old*: it sees most of what the new model sees (strong), or little of it, under words that mean nothing (weak).
+*Lists*: 5 right answers of each query, or 60. Topics have intents, and intents differ in how far their items are apart.
+
+Each trial draws a sample and forecasts, as the commands do. The trials of a world are appended to OUT/WORLD.jsonl: a run
+that was stopped goes on where it stood. Prints, for each world and method, how often the 95 % intervals of mAP@100's
+area, end and gain held the exact value, and the bias of the area and the end in points. --show: prints what there is.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+import ray_backfill as rb
+from benchmarks.forecast import POINTS, exact_figures, figures_of, forecast_all
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.fits import fit_maps
+from ray_backfill.compare.replay import replay_here
+from ray_backfill.compare.resolve import Comparison, resolve
+from ray_backfill.compare.tables import HEAD_ALONE
+from ray_backfill.data.folder import EmbeddingFolder, read_folder
+from ray_backfill.forecast.methods import exact_starts, with_merges
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.workers.settings import Context
+
+METRIC, FIGURES = "mAP@100", {"AUC": "area", "M_1": "end", "gain": "gain"}
+_ITEMS, _QUERIES, _TRAIN, _TOPICS, _DIMS, _SHARE = 1500, 120, 1000, 15, 48, 0.1
+# Length of the constant vector of narrow models, as in the atlas: random pairs have cosines of 0.7 and more.
+_CONSTANT = 1.5
+Vectors = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class World:
+    """What is made. items_per_list: right answers of a query."""
+
+    band: str
+    old: str
+    items_per_list: int
+
+    @property
+    def name(self) -> str:
+        """As files and rows of the table have it."""
+        return f"{self.band}-{self.old}-{self.items_per_list}"
+
+
+WORLDS = tuple(World(*each) for each in product(("wide", "narrow"), ("strong", "weak"), (5, 60)))
+
+
+def make_world(world: World, path: Path, seed: int = 0) -> Path:
+    """Write a world as a folder of embeddings."""
+    if (path / "gallery.parquet").exists():
+        return path
+    rng = np.random.default_rng(seed)
+    lists = _ITEMS // world.items_per_list
+    scale = np.arange(1, _DIMS + 1) ** -0.4  # directions have decreasing weight
+    topics = rng.standard_normal((_TOPICS, _DIMS))
+    intents = topics[rng.integers(0, _TOPICS, 2 * lists)] + 0.8 * rng.standard_normal((2 * lists, _DIMS))
+    apart = rng.lognormal(np.log(0.9), 0.3, 2 * lists)
+    of = {
+        "gallery": rng.permutation(np.arange(_ITEMS) % lists),
+        "queries": rng.integers(0, lists, _QUERIES),
+        "train": rng.integers(0, 2 * lists, _TRAIN),
+    }
+    mixed = rng.standard_normal((_DIMS, _DIMS)) / np.sqrt(_DIMS)
+    splits: dict[str, dict[str, Any]] = {}
+    for split, intent in of.items():
+        latent = intents[intent] + apart[intent][:, None] * rng.standard_normal((len(intent), _DIMS))
+        seen = latent * scale @ mixed
+        size = float(np.sqrt((seen**2).mean()))
+        dims, noise = (32, 0.3) if world.old == "strong" else (10, 0.9)
+        old = seen[:, :dims] + noise * size * rng.standard_normal((len(seen), dims))
+        new = seen + 0.1 * size * rng.standard_normal(seen.shape)
+        new /= np.linalg.norm(new, axis=1, keepdims=True)
+        if world.band == "narrow":
+            new = np.hstack([new, np.full((len(new), 1), _CONSTANT)])
+        splits[split] = {"old": old.astype(np.float32), "new": new.astype(np.float32)}
+        if split != "train":
+            splits[split]["label"] = intent
+    return rb.write_folder(path, splits["gallery"], splits["queries"], splits["train"])
+
+
+class Trials:
+    """The trials of a folder: its exact figures, and a file of what each forecast said."""
+
+    def __init__(self, name: str, folder: Path, share: float, given: argparse.Namespace) -> None:
+        self.name, self.share, self.kept = name, share, given.out / f"{name}.jsonl"
+        self.whole = read_folder(folder)
+        how = Evaluation(
+            methods=tuple(given.methods), orders=("random",), merges=(given.merge,), metrics=(METRIC,), points=POINTS
+        )
+        comparison = resolve(self.whole, how.named, FitSettings())
+        comparison = comparison.only([m for m in comparison.methods if m.name != HEAD_ALONE])
+        self.comparison, _ = fit_maps(comparison, FitSettings(), Context(given.out / "maps" / name))
+        self.true = {
+            f"{method} {figure}": value
+            for (method, _, _, figure), value in exact_figures(replay_here(self.comparison), [METRIC]).items()
+        }
+        self.starts = exact_starts(self.comparison, with_merges(self.comparison))
+
+    def run(self, trials: int) -> None:
+        """Append trials until there are this many."""
+        done = len(self.found())
+        for seed in range(done, trials):
+            budget = round(self.share * len(self.whole.gallery))
+            units = forecast_all(self.comparison, self.whole, self.starts, budget, seed)
+            said, _ = figures_of(units, METRIC)
+            line = {f"{method} {figure}": tuple(limits) for (method, _, _, figure), limits in said.items()}
+            with self.kept.open("a") as file:
+                file.write(json.dumps({"seed": seed, "said": line, "true": self.true}) + "\n")
+
+    def found(self) -> list[dict[str, Any]]:
+        """The trials so far."""
+        return list(map(json.loads, self.kept.read_text().splitlines())) if self.kept.exists() else []
