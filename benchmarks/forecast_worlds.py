@@ -3,19 +3,19 @@
     python -m benchmarks.forecast_worlds [FOLDER[:SHARE] ...] [--trials 200] [--out runs/forecast-worlds]
         [--merge best] [--methods rm_naive slerp] [--show]
 
-A world is a gallery of two made models. *Band*: the new model's random pairs have cosines about 0 (wide), or 0.7 and more
-(narrow). *Old*: it sees most of what the new model sees (strong), or little of it, under words that mean nothing (weak).
-*Lists*: 5 right answers of each query, or 60. Topics have intents, and intents differ in how far their items are apart.
+A world is a gallery of two made models. *Band*: random pairs of the new model have cosines about 0 (wide), or 0.7 and
+more (narrow). *Old*: it sees most of what the new model sees (strong), or little of it under noise (weak). *Lists*: 5
+right answers of each query, or 60. Topics have intents, and intents differ in how far their items are apart.
 
-Each trial draws a sample and forecasts, as the commands do. The trials of a world are appended to OUT/WORLD.jsonl: a run
-that was stopped goes on where it stood. Prints, for each world and method, how often the 95 % intervals of mAP@100's
-area, end and gain held the exact value, and the bias of the area and the end in points. --show: prints what there is.
+Each trial draws a sample and forecasts, as the commands do. The trials of a world are appended to OUT/WORLD.jsonl: a
+run that was stopped goes on where it stood. Prints, for each world and method, how often the 95 % intervals of
+mAP@100's area, end and gain held the exact value, and biases in points. --show: prints what there is.
 """
 
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,20 @@ from benchmarks.forecast import POINTS, exact_figures, figures_of, forecast_all
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fits import fit_maps
 from ray_backfill.compare.replay import replay_here
-from ray_backfill.compare.resolve import Comparison, resolve
+from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.tables import HEAD_ALONE
-from ray_backfill.data.folder import EmbeddingFolder, read_folder
+from ray_backfill.data.folder import read_folder
 from ray_backfill.forecast.methods import exact_starts, with_merges
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
+from reproduction.markdown import PageTable, table_lines
 
 METRIC, FIGURES = "mAP@100", {"AUC": "area", "M_1": "end", "gain": "gain"}
 _ITEMS, _QUERIES, _TRAIN, _TOPICS, _DIMS, _SHARE = 1500, 120, 1000, 15, 48, 0.1
 # Length of the constant vector of narrow models, as in the atlas: random pairs have cosines of 0.7 and more.
 _CONSTANT = 1.5
+# Trials of a world before the next one has its turn.
+_ROUND = 20
 Vectors = NDArray[np.float32]
 
 
@@ -125,3 +128,60 @@ class Trials:
     def found(self) -> list[dict[str, Any]]:
         """The trials so far."""
         return list(map(json.loads, self.kept.read_text().splitlines())) if self.kept.exists() else []
+
+
+def lines_of(name: str, found: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One line of the table for each method of a folder."""
+    true = found[0]["true"]
+    for method in dict.fromkeys(key.partition(" ")[0] for key in found[0]["said"]):
+        line: dict[str, Any] = {"world": name, "method": method, "samples": len(found)}
+        for figure, title in FIGURES.items():
+            key = f"{method} {figure}"
+            said = np.array([each["said"][key] for each in found], float)
+            shown = np.isfinite(said).all(axis=1)
+            value, low, high = said[shown].T
+            held = (low <= true[key]) & (true[key] <= high)
+            if figure == "AUC":
+                line["withheld %"] = 100 * (1 - shown.mean())
+            line[f"{title}, held %"] = 100 * held.mean() if shown.any() else np.nan
+            if figure == "gain":
+                line["gains shown"] = shown.sum()
+            elif shown.any():
+                line[f"{title}, exact"] = 100 * true[key]
+                line[f"{title}, bias"] = 100 * (value - true[key]).mean()
+                line[f"{title}, half-width"] = 50 * (high - low).mean()
+        yield line
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folders", nargs="*", help="embeddings by both models; default: the eight made worlds")
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--merge", default="best")
+    parser.add_argument("--methods", nargs="+", default=["rm_naive", "slerp"])
+    parser.add_argument("--out", type=Path, default=Path("runs/forecast-worlds"))
+    parser.add_argument("--show", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = read_arguments()
+    given.out.mkdir(parents=True, exist_ok=True)
+    named = [each.partition(":") for each in given.folders]
+    places = {Path(folder).name: (Path(folder), float(share or _SHARE)) for folder, _, share in named}
+    if not places:
+        places = {each.name: (make_world(each, given.out / "worlds" / each.name), _SHARE) for each in WORLDS}
+    of = {} if given.show else {name: Trials(name, folder, share, given) for name, (folder, share) in places.items()}
+    for number in range(_ROUND, given.trials + _ROUND, _ROUND):  # in rounds, so that a stopped run has some of each
+        for trials in of.values():
+            trials.run(min(number, given.trials))
+    lines: list[dict[str, Any]] = []
+    for name in places:
+        if (kept := given.out / f"{name}.jsonl").exists():
+            lines += lines_of(name, list(map(json.loads, kept.read_text().splitlines())))
+    shown = pd.DataFrame(lines).round(1).astype(str)
+    print(table_lines(PageTable(tuple(shown.columns), tuple(map(tuple, shown.to_numpy())))))
+
+
+if __name__ == "__main__":
+    main()

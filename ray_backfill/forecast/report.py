@@ -248,8 +248,8 @@ def _against(found: ForecastResults) -> list[str]:
 
 def _contradicts(found: ForecastResults) -> bool:
     """Whether the first results of the sample contradict the primary metric."""
-    first, own = found.manifest.get("first_results"), _side(found, found.metrics[0])
-    return bool(first) and _sign(*first["more"][1:]) not in (0, own)
+    first = found.manifest.get("first_results")
+    return first is not None and _sign(*first["more"][1:]) not in (0, _side(found, found.metrics[0]))
 
 
 def _first_results(found: ForecastResults) -> list[str]:
@@ -300,6 +300,8 @@ def as_json(folder: Path) -> dict[str, Any]:
         "with_csls": found.manifest.get("with_csls"),
         "results": [asdict(row) for row in found.rows],
         "left_out": found.manifest.get("left_out", {}),
+        "first_results": found.manifest.get("first_results"),
+        "next_command": next_command(found),
         "folder": str(folder),
     }
     return {name: json_value(value) for name, value in document.items()}
