@@ -1,11 +1,11 @@
 """Models of distances, fitted on the known items: of other items, of right answers, and how counts vary.
 
 Of items that are no right answers, a regression on the stand-in's distance, the old distance and their product predicts
-the distance, all as logarithms; what remains is the empirical distribution of the residuals at similar predictions. Of
-distances themselves, it expected items of narrow bands closer than any can be. Pairs of a query and an item that was
-drawn at random are what it is fitted on; items that were taken because they are close would bias it.
-How far the distribution may be off is estimated by the jackknife: items are divided into ``PARTS``, and each part is
-left out in turn.
+the distance, all as logarithms; what remains is the empirical distribution of what is missing from the distance at
+similar predictions. A regression of distances themselves expected items of narrow bands closer than any can be. Pairs
+of a query and an item that was drawn at random are what it is fitted on; items that were taken because they are close
+would bias it. How far the distribution may be off is estimated by the jackknife: items are divided into ``PARTS``, and
+each part is left out in turn.
 
 Calibration checks that model on the items that were sampled at random: of each chosen query, those that are closer than
 its sampled right answers are counted and compared with their expected number. All expected numbers are multiplied by
@@ -107,21 +107,18 @@ class OtherItems:
         Cost: PARTS CELLS M.
         """
         out = np.empty((1 + PARTS, CELLS, len(thresholds)))
-        cells = self.cells
-        at = cells.logs(thresholds)
-        _cumulative(cells.low, cells.width, self.bin_C, self.below, self.first, self.step, at, out)
+        middle = np.exp(self.cells.low + (np.arange(CELLS) + 0.5) * self.cells.width)
+        _cumulative(middle, self.bin_C, self.below, self.first, self.step, thresholds, out)
         return out
 
 
 @kernel
-def _cumulative(
-    low: float, width: float, bins: Array, below: Array, first: float, step: float, at: Array, out: Array
-) -> None:  # fmt: skip
+def _cumulative(middle: Array, bins: Array, below: Array, first: float, step: float, at: Array, out: Array) -> None:
     grid = below.shape[2] - 1
     for c in range(len(bins)):
         whole = below[:, bins[c], grid].sum()
         for j in range(len(at)):
-            place = (at[j] - (low + (c + 0.5) * width) - first) / step
+            place = (at[j] - middle[c] - first) / step
             place = min(max(place, 0.0), grid - 1e-9)
             point = int(place)
             rest = place - point
@@ -148,8 +145,8 @@ def fit_others(
     predicted = cells.predict(stand_in, old)
     cell = cells.of(predicted)
     bin_C = _bins(np.bincount(cell, minlength=CELLS))
-    residual = cells.logs(true) - predicted
-    first, last = float(residual.min()) - 1e-6, float(residual.max()) + 1e-6
+    residual = true - np.exp(predicted)
+    first, last = float(residual.min()) - 1e-6 * unit, float(residual.max()) + 1e-6 * unit
     step = (last - first) / _GRID
     bins = int(bin_C.max()) + 1
     # A residual is below the point that follows it.
