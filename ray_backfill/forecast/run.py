@@ -29,7 +29,15 @@ from ray_backfill.forecast import estimate as numbers
 from ray_backfill.forecast.engine import Forecast
 from ray_backfill.forecast.estimate import Units
 from ray_backfill.forecast.known_items import NewEmbeddings, find_new, with_known, with_pilot, with_stand_ins
-from ray_backfill.forecast.methods import Gallery, Merged, can_be_forecast, forecast_method, gallery_here, with_merges
+from ray_backfill.forecast.methods import (
+    Gallery,
+    Merged,
+    can_be_forecast,
+    first_results,
+    forecast_method,
+    gallery_here,
+    with_merges,
+)
 from ray_backfill.forecast.report import write_forecast_report
 from ray_backfill.forecast.sample import StoredSample, read_before_backfill, read_sample, take_sample
 from ray_backfill.forecast.settings import SAMPLE_FILE, ForecastSettings, SampleSettings
@@ -236,6 +244,7 @@ def _facts(comparison: Comparison, given: NewEmbeddings, found: Mapping[Merged, 
         "items": len(comparison.folder.gallery), "known": len(known.position), "queries": comparison.truth.n_queries,
         "chosen": len(known.queries), "lists": len(np.unique(known.group)),
         "with_csls": _ends(new[True]) if True in new else None, "left_out": gone, "notes": list(comparison.notes),
+        "first_results": first_results(comparison, given),
     }  # fmt: skip
 
 
