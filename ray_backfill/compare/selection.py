@@ -5,8 +5,8 @@ moments at which another method is better than the best one. Computes no figure 
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -250,6 +250,18 @@ GLOSSARY = {
 def is_retention(results: ResultsData) -> bool:
     """Whether what the new model finds was taken as right, so that nothing is known of its quality."""
     return bool(results.manifest.data.get("truth", {}).get("is_retention"))
+
+
+def judgement(results: ResultsData) -> Mapping[str, Any] | None:
+    """What judged queries say of both models, see ``data.judging.read_sheet``; None without judgements."""
+    found: Mapping[str, Any] | None = results.manifest.data.get("truth", {}).get("judged")
+    return found
+
+
+def judged_side(results: ResultsData) -> int | None:
+    """1 if judged queries show that the new model is better, -1 if worse, 0 if neither; None without judgements."""
+    found = judgement(results)
+    return None if found is None else 1 if found["low"] > 0 else -1 if found["high"] < 0 else 0
 
 
 def retained(results: ResultsData) -> str:

@@ -44,6 +44,10 @@ _CHANGED = "a spreadsheet changes ids that look like numbers or dates: have it r
 Key = tuple[str, str]
 
 
+# docs/results/judging.md
+TELLS = "TODO"
+
+
 @dataclass(frozen=True, eq=False)
 class Drawn:
     """The queries that can be judged.
@@ -98,14 +102,14 @@ def first_found(
     return [found.get(query, np.empty(0, np.int64)) for query in rows.tolist()]
 
 
-def draw(folder: EmbeddingFolder, distance: str, found_by: Filter | None = None) -> Drawn:
-    """Draw the queries to judge, the same each time. Cost: two searches of the gallery, for at most 10,000 queries.
+def draw(folder: EmbeddingFolder, distance: str, found_by: Filter | None = None, seed: int = 0) -> Drawn:
+    """Draw the queries to judge, the same for a seed. Cost: two searches of the gallery, for at most 10,000 queries.
 
     Raises:
         InputError: The models find the same first items for every query.
     """
     queries = folder.queries or folder.gallery
-    rows = np.random.default_rng(0).permutation(len(queries))[:_SEARCHED]
+    rows = np.random.default_rng(seed).permutation(len(queries))[:_SEARCHED]
     old, new = (first_found(folder, model, DEPTH, distance, found_by, rows) for model in ("old", "new"))
     differs = np.array([len(np.setxor1d(a, b)) > 0 for a, b in zip(old, new, strict=True)])
     if not differs.any():
