@@ -129,14 +129,9 @@ def draw(folder: EmbeddingFolder, distance: str, found_by: Filter | None = None,
 def write_sheet(folder: EmbeddingFolder, path: Path, drawn: Drawn) -> int:
     """Write the items to judge as CSV, with an empty column ``right``; returns their number.
 
-    The rows of a query are together, the items of both models shuffled. The files begin with a byte order mark, from
-    which spreadsheets know UTF-8.
-
-    Raises:
-        InputError: The file is there already, or cannot be written.
+    The rows of a query are together, the items of both models shuffled. The file begins with a byte order mark, from
+    which spreadsheets know UTF-8. Raises InputError if it cannot be written.
     """
-    if path.exists():
-        raise InputError(f"{path} is there already; read its judgements by --truth judged {path.name}, or name another")
     queries, rng = folder.queries or folder.gallery, np.random.default_rng(1)
     pooled = [rng.permutation(np.concatenate(pair)) for pair in zip(drawn.only_old, drawn.only_new, strict=True)]
     asked, items = np.repeat(drawn.query, [len(each) for each in pooled]), np.concatenate(pooled)

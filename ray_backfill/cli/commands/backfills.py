@@ -211,6 +211,8 @@ def _write_sheet(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob,
     from ray_backfill.data.judging import DEPTH, FIRST, TELLS, draw, write_sheet
     from ray_backfill.data.truth import check_vectors, filter_of
 
+    if path.exists():
+        raise InputError(f"{path} is there already; read its judgements by --truth judged {job.judge}, or name another")
     how = job.evaluation
     with _opened(job) as (data, context):
         folder = read_folder(data)
