@@ -30,7 +30,7 @@ _FIRST = "CMC@1"
 # Options of simulate that the drill after it does not take over: it has its own method, order and merge, answers with
 # the first results only, and shall not delete what was written.
 NOT_OF_DRILL = {"--methods", "--orders", "--merges", "--metrics", "--cutoffs", "--permutations"} | {
-    *("--device", "--shards", "--json", "--drop-broken", "--overwrite")
+    *("--device", "--shards", "--json", "--drop-broken", "--overwrite", "--judge")
 }
 _WORDS = {1: "better", -1: "worse", 0: "not distinguishable from the old one by these queries"}
 
