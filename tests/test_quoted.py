@@ -9,6 +9,7 @@ from rich.console import Console
 from ray_backfill.compare.report import print_table, read_results
 from ray_backfill.compare.report.answers import answer
 from ray_backfill.compare.selection import RETENTION_WARNING
+from ray_backfill.data.judging import TELLS
 from reproduction.atlas.facts import facts
 from tests.test_readme import README
 from tests.test_structure import ROOT
@@ -179,3 +180,23 @@ def test_the_known_error_of_retention() -> None:
     assert f"tau is between {min(taus):.1f} and {max(taus):.1f}" in page
     every = [*taus, *(float(tau.replace("−", "-")) for _, tau in further)]
     assert f"was {min(every):.1f} to {max(every):.1f} ".replace("-", "−") in RETENTION_WARNING
+
+
+def test_what_judgements_tell() -> None:
+    page = (ROOT / "docs" / "results" / "judging.md").read_text(encoding="utf-8")
+    measured = re.findall(r"^ +\d+ +\[(\d+), \d+\) +(\d+|50, 100) +([\d.]+) +([\d.]+) +([\d.]+) +([\d.]+)", page, re.M)
+    assert len(measured) == 5 * 4
+    found = {(int(least), judged): shares for least, judged, *shares in measured}
+    for least, name in ((20, "20 or more"), (10, "10 to 20"), (5, "5 to 10"), (2, "2 to 5"), (0, "below 2")):
+        row = next(line for line in page.splitlines() if line.startswith(f"| {name} |"))
+        for judged in ("25", "50", "100", "50, 100"):
+            assert f"| {' / '.join(found[least, judged][1:])} |" in row
+    right = {least: float(found[least, "50"][1]) for least in (20, 10, 5, 2, 0)}
+    assert f"{right[20]} % of draws" in page
+    assert f"in {right[10]:.0f} % at 10 to 20 points, and in {right[5]:.0f} % at" in page
+    assert right[20] > 99
+    assert f"in {right[10]:.0f} % of cases by 10 to 20, in {right[5]:.0f} % by 5 to 10" in TELLS
+    assert max(right[2], right[0]) < 25, "closer models mostly stay open"
+    wrong = {least: found[least, "50"][3] for least in right}
+    assert f"It was wrong in {wrong[0]} % of draws below 2 points, and in none above" in page
+    assert {wrong[least] for least in (2, 5, 10, 20)} == {"0.0"}
