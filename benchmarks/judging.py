@@ -25,7 +25,7 @@ import ray_backfill as rb
 from ray_backfill.data import judging
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.truth import find_truth
-from ray_backfill.engine.systems import GroundTruth
+from ray_backfill.engine.systems import GroundTruth, IntArray
 from reproduction.atlas.embeddings import join
 
 NUMBERS = (25, 50, 100)
@@ -40,7 +40,7 @@ def ndcg(folder: EmbeddingFolder, model: str, truth: GroundTruth) -> float:
     return float(rb.replay(pair, truth, np.arange(len(folder.gallery)), 2, "nDCG@10").values("nDCG@10")[0])
 
 
-def fill(path: Path, to: Path, right: set[judging.Key], judged: int) -> int:
+def fill(path: Path, to: Path, right: set[tuple[str, str]], judged: int) -> int:
     """Fill the rows of the first queries; returns their number."""
     with path.open(encoding="utf-8-sig", newline="") as opened:
         head, *rows = csv.reader(opened)
@@ -61,7 +61,7 @@ def verdicts(folder: EmbeddingFolder, truth: GroundTruth, draws: int) -> Iterato
     right = {(str(of_query[query]), str(item)) for query, of in enumerate(positives) for item in ids[of]}
     true = 100 * (ndcg(folder, "new", truth) - ndcg(folder, "old", truth))
 
-    def known(folder: EmbeddingFolder, model: str, k: int, distance: str, by: None, rows: np.ndarray) -> list:
+    def known(folder: EmbeddingFolder, model: str, k: int, distance: str, by: None, rows: IntArray) -> list[IntArray]:
         return [found[model][row] for row in rows]
 
     with TemporaryDirectory() as scratch, patch.object(judging, "first_found", known):

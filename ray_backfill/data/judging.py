@@ -11,15 +11,13 @@ deviation of about sqrt(m) (Neyman's allocation with costs).
 Shapes: Q queries, n judged queries.
 """
 
-import csv
 import io
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ray_backfill.core.errors import InputError, local_path, regular_file
 from ray_backfill.core.progress import step
@@ -41,36 +39,25 @@ _TOGETHER, _SEARCHED = 512, 10_000
 _CHARACTERS, _FORMULA = 1_000, ("=", "+", "-", "@")
 _CHANGED = "a spreadsheet changes ids that look like numbers or dates: have it read the columns query and item as text"
 
-Key = tuple[str, str]
-
-
 # docs/results/judging.md
 TELLS = (
-    f"{FIRST} queries nearly always tell models apart that differ by 20 points of nDCG@10, in 85 % of cases by 10 to 20, "
-    "in 51 % by 5 to 10. Closer models mostly stay open (docs/results/judging.md)."
+    f"{FIRST} queries nearly always tell models apart that differ by 20 points of nDCG@10, in 85 % of cases by 10 to "
+    "20, in 51 % by 5 to 10. Closer models mostly stay open (docs/results/judging.md)."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """The queries that can be judged.
+    """What can be judged: pairs of a query and an item that only one of the models finds among its first ``DEPTH``.
 
-    query: (n,) rows, in random order. only_old, only_new: for each, the gallery positions that this model alone finds
-    among its first ``DEPTH``. share: of all queries, by weight, those for which the models find different items.
+    query, item: (P,) rows and gallery positions, the pairs of a query together. sign: (P,) 1 if the new model finds it,
+    -1 if the old one does. share: of all queries, by weight, those for which the models find different items.
     """
 
     query: IntArray
-    only_old: list[IntArray]
-    only_new: list[IntArray]
+    item: IntArray
+    sign: IntArray
     share: float
-
-    def keys(self, folder: EmbeddingFolder) -> list[dict[Key, int]]:
-        """For each query its pairs of ids, as text: -1 for an item of the old model, 1 for one of the new."""
-        of_query, of_item = (folder.queries or folder.gallery).id, folder.gallery.id
-        return [
-            {(str(of_query[q]), str(of_item[i])): sign for sign, items in ((-1, old), (1, new)) for i in items}
-            for q, old, new in zip(self.query.tolist(), self.only_old, self.only_new, strict=True)
-        ]
 
 
 def first_found(
@@ -82,14 +69,11 @@ def first_found(
     """
     gallery, queries = folder.gallery, folder.queries or folder.gallery
     rows = np.arange(len(queries)) if rows is None else rows
-    own_Q = np.full(len(queries), -1)
-    if folder.queries is None:
-        own_Q = np.arange(len(queries))
-    else:
-        query_K, item_K = own_items(folder)
-        own_Q[query_K] = item_K
+    own_Q = np.full(len(queries), -1) if folder.queries else np.arange(len(queries))
+    query_K, item_K = own_items(folder)
+    own_Q[query_K] = item_K
     more = int((own_Q >= 0).any())
-    found: dict[int, IntArray] = {}
+    found = {query: np.empty(0, np.int64) for query in rows.tolist()}
     with step(f"find what the {model} model finds", len(rows), "queries") as bar:
         for of_part, items in found_by.parts() if found_by else [(rows, np.arange(len(gallery)))]:
             asked = rows[np.isin(rows, of_part)]
@@ -99,10 +83,9 @@ def first_found(
                 some = asked[first : first + _TOGETHER]
                 positions = partition.search(queries.vectors[model][some], min(k + more, len(items))).position
                 for query, position in zip(some.tolist(), positions, strict=True):
-                    others = position[position != own_Q[query]]
-                    found[query] = others[:k]
+                    found[query] = position[position != own_Q[query]][:k]
                 bar.advance(len(some))
-    return [found.get(query, np.empty(0, np.int64)) for query in rows.tolist()]
+    return list(found.values())
 
 
 def draw(folder: EmbeddingFolder, distance: str, found_by: Filter | None = None, seed: int = 0) -> Drawn:
@@ -119,31 +102,24 @@ def draw(folder: EmbeddingFolder, distance: str, found_by: Filter | None = None,
         raise InputError(
             f"both models find the same first {DEPTH} items for every query of {folder.path}: there is nothing to judge"
         )
-    weights = np.ones(len(rows)) if queries.weight is None else queries.weight[rows]
-    chosen = np.flatnonzero(differs)[:MOST]
-    return Drawn(
-        rows[chosen],
-        [np.setdiff1d(old[place], new[place]) for place in chosen],
-        [np.setdiff1d(new[place], old[place]) for place in chosen],
-        float(weights[differs].sum() / weights.sum()),
-    )
+    weights, rng = np.ones(len(rows)) if queries.weight is None else queries.weight[rows], np.random.default_rng(seed)
+    chosen = np.flatnonzero(differs)[:MOST].tolist()
+    items = [rng.permutation(np.setxor1d(old[place], new[place])) for place in chosen]
+    signs = [np.where(np.isin(pair, new[place]), 1, -1) for place, pair in zip(chosen, items, strict=True)]
+    asked = np.repeat(rows[chosen], [len(each) for each in items])
+    share = float(weights[differs].sum() / weights.sum())
+    return Drawn(asked, np.concatenate(items), np.concatenate(signs), share)
 
 
-def write_sheet(folder: EmbeddingFolder, path: Path, drawn: Drawn) -> int:
-    """Write the items to judge as CSV, with an empty column ``right``; returns their number.
+def write_sheet(folder: EmbeddingFolder, path: Path, drawn: Drawn) -> None:
+    """Write the items to judge as CSV, with an empty column ``right``, in the order of ``drawn``.
 
-    The rows of a query are together, the items of both models shuffled. The file begins with a byte order mark, from
-    which spreadsheets know UTF-8. Raises InputError if it cannot be written.
+    It begins with a byte order mark, from which spreadsheets know UTF-8. Raises InputError if it cannot be written.
     """
-    queries, rng = folder.queries or folder.gallery, np.random.default_rng(1)
-    pooled = [rng.permutation(np.concatenate(pair)) for pair in zip(drawn.only_old, drawn.only_new, strict=True)]
-    asked, items = np.repeat(drawn.query, [len(each) for each in pooled]), np.concatenate(pooled)
-    ids = (queries.id[asked].astype(str), folder.gallery.id[items].astype(str))
-    columns = (ids[0], _texts(queries, asked), ids[1], _texts(folder.gallery, items), [""] * len(items))
-    written = io.StringIO()
-    csv.writer(written).writerows([COLUMNS, *zip(*columns, strict=True)])
-    write_whole(path, lambda to: to.write_text(written.getvalue(), encoding="utf-8-sig", newline=""))
-    return len(items)
+    sides = ((folder.queries or folder.gallery, drawn.query), (folder.gallery, drawn.item))
+    columns = [each for table, rows in sides for each in (table.id[rows].astype(str), _texts(table, rows))]
+    sheet = pd.DataFrame(dict(zip(COLUMNS, columns, strict=False)) | {"right": ""})
+    write_whole(path, lambda to: sheet.to_csv(to, index=False, encoding="utf-8-sig"))
 
 
 def _texts(table: EmbeddingTable, rows: IntArray) -> list[str]:
@@ -162,79 +138,65 @@ def read_sheet(folder: EmbeddingFolder, path: Path, drawn: Drawn) -> dict[str, A
     Raises:
         InputError: The file cannot be read, was written for other embeddings, or has too few or half judged queries.
     """
-    given, line_of = _judgements(path)
-    keys = drawn.keys(folder)
-    if unknown := given.keys() - {key for of_query in keys for key in of_query}:
-        query, item = min(unknown, key=lambda key: line_of[key])
+    queries = folder.queries or folder.gallery
+    ids = {"query": queries.id[drawn.query].astype(str), "item": folder.gallery.id[drawn.item].astype(str)}
+    asked = pd.DataFrame(ids | {"row": drawn.query, "sign": drawn.sign})
+    pairs = asked.merge(_judgements(path), "outer", ["query", "item"]).sort_values("line")
+    if len(unknown := pairs[pairs["sign"].isna()]):
+        query, item, line = unknown.iloc[0][["query", "item", "line"]]
         raise InputError(
-            f"{path}, line {line_of[query, item]}: item {item!r} of query {query!r} is not to be judged with this "
-            f"folder and --distance; take the file that simulate --judge wrote for them ({_CHANGED})"
+            f"{path}, line {line:.0f}: item {item!r} of query {query!r} is not to be judged with this folder and "
+            f"--distance; take the file that simulate --judge wrote for them ({_CHANGED})"
         )
-    differences, judged = [], []
-    for place, of_query in enumerate(keys):
-        missing = [key for key in of_query if given.get(key) is None]
-        if len(missing) == len(of_query):
-            continue
-        if missing:
-            query, item = missing[0]
-            where = f", line {line_of[query, item]}" if (query, item) in line_of else ": a row is missing"
-            raise InputError(
-                f"{path}{where}: query {query!r} is half judged, without item {item!r}; judge all of its items, or "
-                "empty the column right in all of its rows"
-            )
-        differences.append(sum(sign * (given[key] or 0) for key, sign in of_query.items()) / DEPTH)
-        judged.append(int(drawn.query[place]))
-    if len(judged) < LEAST:
-        raise InputError(f"{path} has {len(judged)} judged queries; fill the column right of at least {LEAST}")
-    weight = (folder.queries or folder.gallery).weight
-    weights = relative_weights(None if weight is None else weight[judged])
-    values = drawn.share * np.array(differences)
-    low, high = interval(bootstrap_means(values[:, None], weights)[:, 0], len(values))
+    pairs = pairs[pairs["right"].notna().groupby(pairs["row"]).transform("any")]
+    if len(missing := pairs[pairs["right"].isna()]):
+        query, item, line = missing.iloc[0][["query", "item", "line"]]
+        where = ": a row is missing" if np.isnan(line) else f", line {line:.0f}"
+        raise InputError(
+            f"{path}{where}: query {query!r} is half judged, without item {item!r}; judge all of its items, or empty "
+            "the column right in all of its rows"
+        )
+    differences = (pairs["sign"] * pairs["right"]).groupby(pairs["row"].astype(int)).sum() / DEPTH
+    differences = differences.reindex(pd.unique(drawn.query)).dropna()  # as drawn, however the rows are sorted
+    if (judged := len(differences)) < LEAST:
+        raise InputError(f"{path} has {judged} judged queries; fill the column right of at least {LEAST}")
+    weights = relative_weights(None if queries.weight is None else queries.weight[differences.index])
+    values = drawn.share * differences.to_numpy(np.float64)
+    low, high = interval(bootstrap_means(values[:, None], weights)[:, 0], judged)
     return {
-        "path": str(path), "queries": len(judged), "to_judge": len(keys), "depth": DEPTH, "share": drawn.share,
-        "difference": float(np.average(values, weights=weights)), "low": float(low), "high": float(high),
+        "path": str(path), "queries": judged, "to_judge": len(np.unique(drawn.query)), "depth": DEPTH,
+        "share": drawn.share, "difference": float(np.average(values, weights=weights)),
+        "low": float(low), "high": float(high),
     }  # fmt: skip
 
 
-def _judgements(path: Path) -> tuple[dict[Key, bool | None], dict[Key, int]]:
-    """Whether each pair is right, None without a judgement, and the line of each."""
-    given: dict[Key, bool | None] = {}
-    line_of: dict[Key, int] = {}
-    for line, query, item, word in _rows(path):
-        key = (query, item)
-        try:
-            grade = float(word.replace(",", ".")) if word else None
-        except ValueError:
-            grade = math.nan
-        if grade is not None and not math.isfinite(grade):
-            raise InputError(f"{path}, line {line}: the column right has {word!r}; write 1, 0, a grade or nothing")
-        right = None if grade is None else grade > 0
-        if key in given and given[key] != right:
-            raise InputError(f"{path}, line {line}: another judgement than in line {line_of[key]}; keep one of them")
-        given[key], line_of[key] = right, line
-    return given, line_of
-
-
-def _rows(path: Path) -> Iterator[tuple[int, str, str, str]]:
-    """Line, query, item and judgement of each row. Commas, semicolons or tabs separate them."""
+def _judgements(path: Path) -> pd.DataFrame:
+    """Query, item, right (1, 0, or NaN without a judgement) and line. Commas, semicolons or tabs separate columns."""
     try:
         with regular_file(local_path(path)).open("rb") as opened:
             text = b"".join(line for _, line in lines_of(opened, str(path))).decode()
+        head = text.partition("\n")[0]
+        how: Any = {"dtype": str, "keep_default_na": False, "skip_blank_lines": False, "index_col": False}
+        read = pd.read_csv(io.StringIO(text), sep=max(",;\t", key=head.count), **how).fillna("")
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    head = text.partition("\n")[0]
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))
-    try:
-        names = [name.strip().lower() for name in next(rows, [])]
-        if lacking := [name for name in ("query", "item", "right") if name not in names]:
-            raise InputError(
-                f"{path}: the first line has no column {lacking[0]!r}; keep the one that simulate --judge wrote: "
-                f"{','.join(COLUMNS)}"
-            )
-        query, item, right = map(names.index, ("query", "item", "right"))
-        for row in rows:
-            if any(row):
-                cells = [*row, *[""] * len(names)]
-                yield rows.line_num, cells[query].strip(), cells[item].strip(), cells[right].strip()
-    except csv.Error as error:
-        raise InputError(f"{path}, line {rows.line_num}: {error}; save it as CSV in UTF-8") from error
+    except ValueError as error:
+        raise InputError(f"{path}: {' '.join(str(error).split())}; save it as CSV in UTF-8") from error
+    read.columns = read.columns.str.strip().str.lower()
+    if lacking := [name for name in ("query", "item", "right") if name not in read]:
+        raise InputError(
+            f"{path}: the first line has no column {lacking[0]!r}; keep that of simulate --judge: {','.join(COLUMNS)}"
+        )
+    read = read.assign(line=read.index + 2.0)[(read != "").any(axis=1)][["query", "item", "right", "line"]]
+    word = read["right"].str.strip().str.replace(",", ".")
+    grade = pd.to_numeric(word, errors="coerce")
+    if len(wrong := read[(word != "") & ~np.isfinite(grade)]):
+        right, line = wrong.iloc[0][["right", "line"]]
+        raise InputError(f"{path}, line {line:.0f}: the column right has {right!r}; write 1, 0, a grade or nothing")
+    read = read.assign(right=(grade > 0).astype(float).where(word != "")).drop_duplicates(["query", "item", "right"])
+    if (twice := read.duplicated(["query", "item"])).any():
+        item, line = read[twice].iloc[0][["item", "line"]]
+        raise InputError(f"{path}, line {line:.0f}: another judgement of item {item!r} than before; keep one of them")
+    return read

@@ -219,11 +219,12 @@ def _write_sheet(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob,
         check_vectors(folder, how.distance)
         parts = filter_of(folder.gallery, folder.queries or folder.gallery, how.filter) if how.filter else None
         drawn = draw(folder, how.distance, parts)
-        items = write_sheet(folder, path, drawn)
+        write_sheet(folder, path, drawn)
+    number = len(set(drawn.query.tolist()))
     print(
-        f"{shown(path)}: {len(drawn.query)} queries in random order, with {items:,} items that only one of both models "
+        f"{shown(path)}: {number} queries in random order, with {len(drawn.item):,} items that only one of both models "
         f"finds among its first {DEPTH}. For {1 - drawn.share:.0%} of all queries both find the same.\n"
-        f"Judge the first {min(FIRST, len(drawn.query))} queries, all items of each: 1 or a higher grade if right, "
+        f"Judge the first {min(FIRST, number)} queries, all items of each: 1 or a higher grade if right, "
         f"else 0, in the column \u201cright\u201d. Go on only if they leave it open.\n{TELLS}\n"
         f"then: {after_judging(context.command, str(job.judge))}"
     )
