@@ -16,7 +16,7 @@ import ray_backfill as rb
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.judging import DEPTH, MOST, draw, read_sheet, write_sheet
-from ray_backfill.data.truth import find_truth
+from ray_backfill.data.truth import filter_of, find_truth
 from tests.cli.test_for_programs import run
 
 CLASSES, N, Q = 20, 300, 90
@@ -248,3 +248,44 @@ def test_judgements_decide(
     said = json.loads(printed)["verdict"]
     assert said.startswith(begins)
     assert f" {then}" in said
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_query_finds_its_own_part_and_not_itself(own: bool, tmp_path: Path) -> None:
+    """Against plain numpy: the gallery queries itself, each item within its tenant, or the queries are items of it."""
+    rng = np.random.default_rng(0)
+    columns: dict[str, Any] = {name: rng.normal(size=(60, 5)) for name in ("old", "new")}
+    columns |= {"id": np.arange(60), "tenant": np.arange(60) % 2}
+    rb.write_folder(tmp_path / "data", columns, *([columns] if own else []))
+    folder = read_folder(tmp_path / "data")
+    drawn = draw(folder, "l2", filter_of(folder.gallery, folder.queries or folder.gallery, "tenant"))
+    found = set(zip(drawn.query.tolist(), drawn.item.tolist(), drawn.sign.tolist(), strict=True))
+    wanted = set()
+    for query in range(60):
+        first = {}
+        for model in ("old", "new"):
+            distances = np.linalg.norm(folder.gallery.vectors[model] - folder.gallery.vectors[model][query], axis=1)
+            distances[(np.arange(60) % 2 != query % 2) | (np.arange(60) == query)] = np.inf
+            first[model] = set(np.argsort(distances)[:DEPTH].tolist())
+        wanted |= {(query, item, 1) for item in first["new"] - first["old"]}
+        wanted |= {(query, item, -1) for item in first["old"] - first["new"]}
+    assert found == wanted
+
+
+def test_arrays_are_judged_by_their_row_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, label = np.random.default_rng(0), np.arange(300) % 20
+    centre = rng.normal(size=(20, 8))
+    for name, noise in (("old", 2.0), ("new", 0.5)):
+        np.save(tmp_path / f"{name}.npy", centre[label] + noise * rng.normal(size=(300, 8)))
+    monkeypatch.chdir(tmp_path)
+    words = ["simulate", "--old-gallery", "old.npy", "--new-gallery", "new.npy", "--out", "out", "--points", "3"]
+    words += ["--methods", "rm_naive"]
+    assert run(capsys, monkeypatch, *words, "--judge", "j.csv")[0] == 0
+    head, *rows = rows_of(tmp_path / "j.csv")
+    judged = [[*row[:4], str(int(label[int(row[0])] == label[int(row[2])]))] for row in rows]
+    save(tmp_path / "j.csv", [head, *judged], ";")
+    ended, printed = run(capsys, monkeypatch, *words, "--truth", "judged", "j.csv", "--exit-code", "--json")
+    assert ended == 0
+    assert json.loads(printed)["verdict"].startswith("The new model is better by 100 judged queries")
