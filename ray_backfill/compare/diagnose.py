@@ -135,8 +135,8 @@ def print_diagnosis(diagnosis: Diagnosis, folder: str, console: Console | None =
             reasons.setdefault(reason, []).append(name)
         for reason, names in reasons.items():
             console.print(printable(f"Not {', '.join(names)}: {reason}."))
-        # Without right answers, what the new model finds can stand in for them.
-        truth = "" if diagnosis.has_truth else " --truth new-top1 --metrics recall@10"
+        # Without right answers, nothing but judgements says which model is better.
+        truth = "" if diagnosis.has_truth else " --judge judgements.csv"
         dropped = " --drop-broken" if diagnosis.needs_drop_broken else ""
         words = f"ray-backfill simulate --data {shlex.quote(folder)}{truth}{dropped}"
         # In one piece, so that it can be copied.

@@ -12,10 +12,11 @@ from itertools import pairwise
 
 from ray_backfill.compare.analyses.cascades import price
 from ray_backfill.compare.results import ResultsData, Row
-from ray_backfill.compare.selection import is_retention, retained
+from ray_backfill.compare.selection import is_retention, judged_side, judgement, retained
 from ray_backfill.compare.tables import HEAD_ALONE, NEGATIVE_FLIPS_VS_OLD, NEW, OLD, POSITIVE_FLIPS_VS_OLD
 from ray_backfill.core.outcome import Decision
 from ray_backfill.core.schema import NO
+from ray_backfill.data.judging import FIRST
 from ray_backfill.page import Difference
 from ray_backfill.page.numbers import interval, listed, percent, percent_sign, points
 
@@ -29,7 +30,7 @@ _FIRST = "CMC@1"
 # Options of simulate that the drill after it does not take over: it has its own method, order and merge, answers with
 # the first results only, and shall not delete what was written.
 NOT_OF_DRILL = {"--methods", "--orders", "--merges", "--metrics", "--cutoffs", "--permutations"} | {
-    *("--device", "--shards", "--json", "--drop-broken", "--overwrite")
+    *("--device", "--shards", "--json", "--drop-broken", "--overwrite", "--judge")
 }
 _WORDS = {1: "better", -1: "worse", 0: "not distinguishable from the old one by these queries"}
 
@@ -57,11 +58,12 @@ def verdict(results: ResultsData) -> str:
     If the metrics disagree about the new model, that comes first.
     """
     situation = find_situation(results)
-    said = "" if is_retention(results) else disagreement(results)
+    said = _by_judgements(results) if is_retention(results) else disagreement(results)
     if situation is Situation.TOO_FEW_QUERIES:
         return "These results have no intervals, so nothing is recommended: compare on at least 30 queries."
     if said:
-        return f"{said} {_depends(results) if situation in _NOT_BETTER else _recommendation(results)}"
+        depends = situation in _NOT_BETTER and not is_retention(results)
+        return f"{said} {_depends(results) if depends else _recommendation(results)}"
     return _recommendation(results)
 
 
@@ -151,11 +153,14 @@ def next_command(results: ResultsData) -> str:
     words = shlex.split(results.manifest.command)[1:]
     given = list(_options(words[1:])) if words[:1] == ["simulate"] else []
     names, best, traits = {name for name, _ in given}, results.best(), results.manifest.traits
-    if words[:1] != ["simulate"] or names & {"--scale", "--old-gallery", "--filter"}:
+    if words[:1] != ["simulate"] or "--scale" in names:
         return ""
-    if is_retention(results):
-        asked = _command("simulate", [(name, values) for name, values in given if name != "--truth"])
-        return f"{asked} --truth qrels FILE_OF_JUDGEMENTS"
+    if is_retention(results) and judgement(results) is None:
+        return _command(
+            "simulate", [*(each for each in given if each[0] != "--truth"), ("--judge", ["judgements.csv"])]
+        )
+    if names & {"--old-gallery", "--filter"} or (is_retention(results) and decide(results) is not Decision.GO):
+        return ""
     if find_situation(results) is not Situation.UPGRADE or best is None or best.is_reference:
         return ""
     if traits.methods[best.method].recalls or traits.merges[best.merge].by_rank:
@@ -173,6 +178,12 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     for start, end in pairwise([*starts, len(words)]):
         name, equals, value = words[start].partition("=")
         yield name, [value] * bool(equals) + list(words[start + 1 : end])
+
+
+def after_judging(command: str, file: str) -> str:
+    """The command that reads the file which this command has written."""
+    kept = [each for each in _options(shlex.split(command)[2:]) if each[0] not in ("--judge", "--truth", "--overwrite")]
+    return _command("simulate", [*kept, ("--truth", ["judged", file]), ("--overwrite", [])])
 
 
 def _command(name: str, options: Iterable[tuple[str, list[str]]]) -> str:
@@ -320,30 +331,49 @@ def _of_cascade(results: ResultsData, old: Row) -> str:
     )
 
 
+def _by_judgements(results: ResultsData) -> str:
+    """Which model is better, as far as judged queries tell; a request for judgements if there are none."""
+    found, side = judgement(results), judged_side(results)
+    if found is None:
+        return (
+            f"Judge {FIRST} queries first (simulate --judge FILE, an hour\u2019s work): nothing here says whether the "
+            "new model is better than the old one."
+        )
+    judged = f"{found['queries']} judged queries"
+    step = with_limits(Difference(found["difference"], found["low"], found["high"]))
+    difference = f"the difference of precision@{found['depth']} is {step}"
+    if side:
+        better = "The new model is better" if side > 0 else "Do not upgrade: the new model is worse"
+        return f"{better} by {judged}: {difference}."
+    left = found["to_judge"] - found["queries"]
+    more = f" {found['path']} has {left} more to judge." if left else ""
+    return f"Do not upgrade on this evidence: {judged} do not tell which model is better; {difference}.{more}"
+
+
 def _of_retention(results: ResultsData, situation: Situation, old: Row) -> str:
-    """The main sentence if what the new model finds was taken as right: never that one model is better."""
+    """Which method to take if what the new model finds was taken as right: only if the new model is better."""
     what, metric, best = retained(results), results.primary, results.best()
     of_old = f"{percent_sign(old.auc)} {metric}"
-    if situation in (Situation.EQUAL, Situation.WORSE):
-        said = f"the old service finds {what} as well as the new model, as far as these queries tell: {of_old}."
-    elif situation is Situation.ONLY_CASCADES:
-        said = f"only cascades were compared, which embed items for every query. {_of_cascade(results, old)}"
-    else:
-        assert best is not None
-        limits = f" (95 % interval {interval(best.auc_low, best.auc_high)})" if math.isfinite(best.auc_low) else ""
-        which = "that embed no items for a query" if results.recalling else "compared"
-        most = f"{_name(results, best)} keeps the largest share of {what} while the backfill runs"
+    if situation in _NOT_BETTER:
+        return f"The old service finds {what} as well as the new model, as far as these queries tell: {of_old}."
+    if situation is Situation.ONLY_CASCADES:
+        return f"Only cascades were compared, which embed items for every query. {_of_cascade(results, old)}"
+    assert best is not None
+    limits = f" (95 % interval {interval(best.auc_low, best.auc_high)})" if math.isfinite(best.auc_low) else ""
+    condition = {1: "", -1: "if you upgrade anyway, "}.get(judged_side(results) or 0, "if you upgrade, ")
+    among = f"while the backfill runs, no method {'that embeds no items for a query ' * bool(results.recalling)}keeps"
+    if situation is Situation.NOT_MIXED:
         said = (
-            f"of the methods {which}, {most}: {percent_sign(best.auc)} {metric} on average{limits}; it starts at "
-            f"{percent_sign(best.start)}, the old service has {percent_sign(old.auc)}."
+            f"{condition}switch when the new index is complete: {among} more of {what} than the old service, {of_old}. "
+            f"The best, {_name(results, best)}, keeps {percent_sign(best.auc)} on average{limits}."
         )
-        if situation is Situation.NOT_MIXED:
-            said = (
-                f"no method {'that embeds no items for a query ' * bool(results.recalling)}keeps more of {what} than "
-                f"the old service, {of_old}, while the backfill runs. The best, {_name(results, best)}, keeps "
-                f"{percent_sign(best.auc)} on average{limits}."
-            )
-    return f"Provisional: {said} Whether the new model is better than the old one is not known."
+    else:
+        said = (
+            f"{condition}merge online with {_name(results, best)}: {among} more of {what}, {percent_sign(best.auc)} "
+            f"{metric} on average{limits}; it starts at {percent_sign(best.start)}, the old service has "
+            f"{percent_sign(old.auc)}."
+        )
+    return _upper(said)
 
 
 def closest(results: ResultsData) -> str:
@@ -395,12 +425,11 @@ def find_situation(results: ResultsData) -> Situation:
 
 def decide(results: ResultsData) -> Decision:
     """Whether to go ahead: only if the new model is better, no metric contradicts, and there is something to do."""
-    situation = find_situation(results)
-    if situation is Situation.WORSE and not is_retention(results) and not disagreement(results):
+    situation, side = find_situation(results), judged_side(results)
+    unknown = side != 1 if is_retention(results) else bool(disagreement(results))
+    if side == -1 or (situation is Situation.WORSE and not is_retention(results) and not unknown):
         return Decision.STOP
-    if is_retention(results) or disagreement(results) or situation not in (Situation.UPGRADE, Situation.NOT_MIXED):
-        return Decision.OPEN
-    return Decision.GO
+    return Decision.GO if situation in (Situation.UPGRADE, Situation.NOT_MIXED) and not unknown else Decision.OPEN
 
 
 def queries(results: ResultsData) -> int | None:

@@ -16,10 +16,11 @@ from ray_backfill.compare.report import Results, read_results
 from ray_backfill.compare.report.answers import answer, conditions, fall_in_words, runner_up, safety, warnings
 from ray_backfill.compare.report.html import render
 from ray_backfill.compare.report.terminal import draw_table
-from ray_backfill.compare.report.verdict import Situation, find_situation, verdict
+from ray_backfill.compare.report.verdict import Situation, decide, find_situation, verdict
 from ray_backfill.compare.results import Line, Row
 from ray_backfill.compare.selection import crossings, find_row
 from ray_backfill.compare.tables import NEGATIVE_FLIPS_VS_OLD, POSITIVE_FLIPS_VS_OLD
+from ray_backfill.core.outcome import Decision
 from ray_backfill.core.schema import NO, UNDECIDED, YES
 from ray_backfill.learn.methods import CONTROLS
 from ray_backfill.page import Difference
@@ -193,26 +194,63 @@ def retention_of(folder: Path, *names: str, **changed: tuple[Any, ...]) -> Resul
     return read_results(folder)
 
 
-def test_retention_never_says_which_model_is_better(tmp_path: Path) -> None:
-    unknown = " Whether the new model is better than the old one is not known."
+ASKED = (
+    "Judge 50 queries first (simulate --judge FILE, an hour’s work): nothing here says whether the new model is better "
+    "than the old one. "
+)
+
+
+def test_retention_asks_for_judgements_first(tmp_path: Path) -> None:
     alike = verdict(retention_of(tmp_path / "alike", "old", "rm_naive", new=flat("new", 0.30001)))
     assert alike == (
-        "Provisional: the old service finds the new model’s first result as well as the new model, as far as these "
-        "queries tell: 30.0 % mAP." + unknown
+        f"{ASKED}The old service finds the new model’s first result as well as the new model, as far as these queries "
+        "tell: 30.0 % mAP."
     )
     bad = ("bad", (0.1, 0.2, 0.5), 0.25, 0.27, -0.25, YES, 0.0, NO, YES, 0.1)
     assert verdict(retention_of(tmp_path / "bad", "old", "new", bad=bad)).startswith(
-        "Provisional: no method keeps more of the new model’s first result than the old service, 30.0 % mAP, while the "
-        "backfill runs. The best, bad, keeps 25.0 % on average"
+        f"{ASKED}If you upgrade, switch when the new index is complete: while the backfill runs, no method keeps more "
+        "of the new model’s first result than the old service, 30.0 % mAP. The best, bad, keeps 25.0 % on average"
     )
-    assert verdict(retention_of(tmp_path / "good")).startswith(
-        "Provisional: of the methods compared, full RM keeps the largest share of the new model’s first result while "
-        "the backfill runs: "
+    good = retention_of(tmp_path / "good")
+    assert verdict(good).startswith(
+        f"{ASKED}If you upgrade, merge online with full RM: while the backfill runs, no method keeps more of the new "
+        "model’s first result, "
     )
-    for name in ("alike", "bad", "good"):
-        said = verdict(read_results(tmp_path / name))
-        assert said.endswith(unknown)
-        assert "pgrade" not in said
+    assert decide(good) is Decision.OPEN
+
+
+@pytest.mark.parametrize(
+    ("limits", "begins", "then", "decision"),
+    [
+        ((0.02, 0.2), "The new model is better by 60 judged queries: ", "Merge online with full RM: ", Decision.GO),
+        (
+            (-0.2, -0.02),
+            "Do not upgrade: the new model is worse by 60 judged queries: ",
+            "If you upgrade anyway, merge online with full RM: ",
+            Decision.STOP,
+        ),
+        (
+            (-0.01, 0.2),
+            "Do not upgrade on this evidence: 60 judged queries do not tell which model is better; ",
+            "j.csv has 40 more to judge. If you upgrade, merge online with full RM: ",
+            Decision.OPEN,
+        ),
+    ],
+)
+def test_judgements_say_which_model_is_better(
+    limits: tuple[float, float], begins: str, then: str, decision: Decision, tmp_path: Path
+) -> None:
+    middle = sum(limits) / 2
+    facts = {"path": "j.csv", "queries": 60, "to_judge": 100, "depth": 3, "share": 0.8, "difference": middle}
+    retention_of(tmp_path)
+    file = tmp_path / "manifest.json"
+    manifest = json.loads(file.read_text(encoding="utf-8"))
+    manifest["data"]["truth"]["judged"] = facts | {"low": limits[0], "high": limits[1]}
+    file.write_text(json.dumps(manifest), encoding="utf-8")
+    results = read_results(tmp_path)
+    assert verdict(results).startswith(f"{begins}the difference of precision@3 is ")
+    assert f" {then}" in verdict(results)
+    assert decide(results) is decision
 
 
 def test_a_harmful_upgrade_is_not_recommended(tmp_path: Path) -> None:
