@@ -197,6 +197,20 @@ def settles(values: NDArray[np.float64], target: float) -> int | None:
     return first if first < len(values) else None
 
 
+def settle_limits(above: NDArray[np.float64], n_queries: int) -> tuple[float, float]:
+    """Return the 95 % limits of the index that ``settles`` finds; infinite: at no point; NaN if draws are.
+
+    above: (DRAWS, T) bootstrap means of a curve minus those of its target. The true index is before the upper limit if
+    the curve is below the target by more than chance at no later point: the intervals of all points are inverted. So a
+    draw that never reaches the target needs no value of its own. Cost: O(DRAWS T).
+    """
+    if np.isnan(above).any():
+        return float("nan"), float("nan")
+    low, high = interval(above, n_queries)
+    first, last = (settles(limit, -ROUNDING) for limit in (high, low))
+    return float("inf") if first is None else first, float("inf") if last is None else last
+
+
 def lost(before_QT: RightQT, now_QT: RightQT) -> FloatQT:
     """Return 1 where a query's top-1 was correct before and is wrong now, otherwise 0.
 

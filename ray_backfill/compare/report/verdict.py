@@ -9,13 +9,14 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import pairwise
+from typing import NamedTuple
 
 from ray_backfill.compare.analyses.cascades import price
 from ray_backfill.compare.results import ResultsData, Row
 from ray_backfill.compare.selection import is_retention, retained
 from ray_backfill.compare.tables import HEAD_ALONE, NEGATIVE_FLIPS_VS_OLD, NEW, OLD, POSITIVE_FLIPS_VS_OLD
 from ray_backfill.core.outcome import Decision
-from ray_backfill.core.schema import NO
+from ray_backfill.core.schema import NO, UNDECIDED, YES
 from ray_backfill.page import Difference
 from ray_backfill.page.numbers import interval, listed, percent, percent_sign, points
 
@@ -45,6 +46,7 @@ class Situation(Enum):
     ONLY_CASCADES = "only cascades were compared"
     ONLY_BOUNDS = "only oracle orders were compared"
     NOT_MIXED = "no method serves better than the old service while the backfill runs"
+    NOT_SHOWN = "some method serves better, but what it gains may be nothing"
     UPGRADE = "some method serves better than the old service while the backfill runs"
 
 
@@ -114,11 +116,10 @@ def _recommendation(results: ResultsData) -> str:
     assert best is not None
     if situation is Situation.NOT_MIXED:
         return _not_mixed(results, best, old, step)
-    cost = f" {_upper(price(results, best))}." if price(results, best) else ""
-    return (
-        f"{_advice(results, best)}: users get {_given(results, best, step)}. {_ends(results, best, old, new)}."
-        f"{_with_same_merge(results, best, old, new)}{cost}{_not_shown(results, best, old, step)}"
-    )
+    if situation is Situation.NOT_SHOWN:
+        return _not_shown(results, best, old, step)
+    advice = f"{_advice(results, best)}: users get {_given(results, best, step)}{_trade(results, best)}."
+    return " ".join(filter(None, (advice, _ends(results, best, old, new), _aside(results, best, old, new))))
 
 
 def _advice(results: ResultsData, best: Row) -> str:
@@ -127,8 +128,46 @@ def _advice(results: ResultsData, best: Row) -> str:
         return "Switch when the new index is complete" + f" ({results.label(best.variant)})" * bool(results.group(best))
     if results.manifest.traits.methods[best.method].recalls:
         return f"Re-rank with the new model ({_name(results, best)})"
-    drop = ", although it starts below the old service" * (best.starts_at_old == NO)
-    return f"Merge online with {_name(results, best)}{drop}"
+    return f"Merge online with {_name(results, best)}"
+
+
+class Lost(NamedTuple):
+    """Shares of queries whose right first result of the old service is lost.
+
+    first_day: at the method's start. worst: at the worst moment. finished: with the finished upgrade, NaN if unknown.
+    """
+
+    first_day: float
+    worst: float
+    finished: float
+
+    @property
+    def beside(self) -> str:
+        """The share of the finished upgrade in brackets."""
+        return f" (finished upgrade: {percent_sign(self.finished)})" * math.isfinite(self.finished)
+
+
+def lost(results: ResultsData, row: Row) -> Lost | None:
+    """How many queries lose their right first result with a method; None if it is not known."""
+    line, new = results.line(row, NEGATIVE_FLIPS_VS_OLD), results.reference(NEW, row.metric)
+    end = results.line(new, NEGATIVE_FLIPS_VS_OLD) if new is not None else None
+    if line is None:
+        return None
+    finished = math.nan if end is None else float(end.value[-1])
+    return Lost(float(line.value[0]), row.negative_flips_vs_old_max, finished)
+
+
+def _trade(results: ResultsData, best: Row) -> str:
+    """What users pay for it on the first day or later, beyond what the finished upgrade costs; "" if nothing."""
+    below = [row.metric for row in results.in_all_metrics(best) if row.starts_at_old == NO]
+    found, margin = lost(results, best), results.manifest.margin
+    told = [f"it starts below the old service by {listed(below, 'and')}"] if below else []
+    if found is not None:
+        many = margin + (found.finished if math.isfinite(found.finished) else 0.0)
+        share, when = (found.first_day, "on the first day") if found.first_day > many else (found.worst, "on the way")
+        if share > many:
+            told.append(f"{percent_sign(share)} of queries lose their right first result {when}{found.beside}")
+    return f", but {' and '.join(told)}" if told else ""
 
 
 def basis(results: ResultsData) -> str:
@@ -141,9 +180,7 @@ def basis(results: ResultsData) -> str:
     said = f"This rests on {listed(counts, 'and')}." if counts else ""
     if old is None or new is None or step is None or is_retention(results) or find_situation(results) in _NOT_BETTER:
         return said
-    digits = results.digits(metric)
-    values = f"{percent_sign(new.auc, digits)} {metric}, the old one {percent_sign(old.auc, digits)}"
-    return f"{said} The new model has {values}: a difference of {with_limits(step, digits)}.".strip()
+    return f"{said} The upgrade is worth {with_limits(step, results.digits(metric))} of {metric}.".strip()
 
 
 def next_command(results: ResultsData) -> str:
@@ -188,16 +225,13 @@ def _given(results: ResultsData, best: Row, step: Difference) -> str:
     lead = results.difference(best, old, at_once=True) if old is not None else None
     assert lead is not None
     return (
-        f"{points(lead.value)} of {best.metric} more than the old service while the backfill runs (95 % interval "
-        f"{interval(lead.low, lead.high)}), where the finished upgrade alone is worth {points(step.value)}. It is "
-        f"{_as_good_as_new(results, best)}"
+        f"{points(lead.value)} more {best.metric} than the old service while the backfill runs (95 % interval "
+        f"{interval(lead.low, lead.high)}; the finished upgrade: {percent(step.value)})"
     )
 
 
 def exceeds_upgrade(results: ResultsData, row: Row) -> bool:
     """Whether the upgrade is a wrong measure for a method: it gives more, or its own head adds more than the upgrade.
-
-    Or, with the merge of the method, the new model is not clearly better than the old one.
 
     The share of the upgrade's improvement is then mostly something else, which a finished upgrade could have as well.
     """
@@ -227,10 +261,13 @@ def supervision(results: ResultsData, best: Row) -> str:
     )
 
 
-def _as_good_as_new(results: ResultsData, row: Row) -> str:
-    """From when on it is as good as the finished upgrade, and why it can be, if that is known."""
-    if not math.isfinite(row.passes_new_at):
-        return f"{'better than' if row.gain_vs_raw > 1 else 'not as good as'} the finished upgrade on average"
+def as_good_as_new(results: ResultsData, row: Row) -> str:
+    """From when on a method that gives more than the upgrade is as good as it, and why it can be, if that is known.
+
+    "" if the method falls, or ends below the new model: then that is told instead.
+    """
+    if not exceeds_upgrade(results, row) or NO in conditions(results, row)[1:] or not math.isfinite(row.passes_new_at):
+        return ""
     ends = {0.0: "from the first day", 1.0: "at the end"}
     when = ends.get(row.passes_new_at, f"from {percent_sign(row.passes_new_at, 0)} of the backfill on")
     traits = results.manifest.traits.methods[row.method]
@@ -238,34 +275,46 @@ def _as_good_as_new(results: ResultsData, row: Row) -> str:
     reason = f", because {what} is trained{' with labels' * traits.needs_labels}" if what else ""
     if not what and merge_outlives(results, row):
         reason = ", because its merge changes the finished upgrade as well"
-    return f"as good as the finished upgrade or better {when}{reason}"
+    return f"It is as good as the finished upgrade or better {when}{reason}."
+
+
+def conditions(results: ResultsData, row: Row) -> tuple[str, ...]:
+    """Starts at old, ends at new, never falls: yes if so in all metrics of the run, no if not in one."""
+    verdicts = zip(*(same.conditions for same in results.in_all_metrics(row)), strict=True)
+    return tuple(NO if NO in each else YES if set(each) == {YES} else UNDECIDED for each in verdicts)
 
 
 def _ends(results: ResultsData, best: Row, old: Row, new: Row) -> str:
     """Start and end of the best method, beside the old service and the new model."""
-    alone = head_alone(results, best)
 
     def value(share: float) -> str:
         return percent_sign(share, results.digits(best.metric))
 
-    with_head = f"; the new model with the same head alone: {value(alone.auc)}" if alone is not None else ""
+    is_worse = best.never_falls == NO and best.end < best.start
     return (
-        f"{best.metric} starts at {value(best.start)} (old service: {value(old.auc)}) and ends at {value(best.end)} "
-        f"(new model alone: {value(new.auc)}{with_head})"
+        f"{'The backfill makes it worse: ' * is_worse}{best.metric} is {value(old.auc)} in the old service, "
+        f"{value(best.start)} at the start, {value(best.end)} at the end, {value(new.auc)} with the new model alone."
     )
 
 
-def _with_same_merge(results: ResultsData, best: Row, old: Row, new: Row) -> str:
-    """What the merge alone does for old and new, if it changes the ranking of a single system; "" otherwise."""
-    if not changes_references(best, old, new):
-        return ""
-    digits = results.digits(best.metric)
-    old_alone, new_alone = percent_sign(best.old_auc, digits), percent_sign(best.new_auc, digits)
-    both = f" With this merge alone, the old service has {old_alone} and the new model {new_alone}"
-    if exceeds_upgrade(results, best):
-        return f"{both}; the points above are relative to the old service without it."
-    raw = f" relative to both without the merge it is {percent_sign(best.gain_vs_raw, 0)}"
-    return f"{both}, and the share is relative to these{f';{raw}' * math.isfinite(best.gain_vs_raw)}."
+def _aside(results: ResultsData, best: Row, old: Row, new: Row) -> str:
+    """What of it is not the backfill: the price of a cascade, a head, or a merge that needs no upgrade; "" if none."""
+    if cost := price(results, best):
+        return f"{_upper(cost)}."
+    if (alone := head_alone(results, best)) is not None:
+        apart = alone.auc - new.auc
+        return (
+            f"The same head on the finished new model ({alone.method}, a comparison, no way to backfill) has "
+            f"{percent_sign(alone.auc, results.digits(best.metric))}: {points(abs(apart))} "
+            f"{'more' if apart >= 0 else 'less'} than without."
+        )
+    return merge_alone(results, best, old) if best.old_auc - old.auc > results.manifest.margin else ""
+
+
+def merge_alone(results: ResultsData, row: Row, old: Row) -> str:
+    """What the merge of a row gives the old service without any upgrade."""
+    value = percent_sign(row.old_auc, results.digits(row.metric))
+    return f"Its merge alone gives the old service {value}, without any upgrade."
 
 
 def changes_references(row: Row, old: Row, new: Row) -> bool:
@@ -291,14 +340,18 @@ def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> s
 
 
 def _not_shown(results: ResultsData, best: Row, old: Row, step: Difference) -> str:
-    """What to add if the best method is not shown to beat the old service, and a cascade is better than it."""
-    cascade, lead = results.best_cascade(), results.difference(best, old, at_once=True)
-    if cascade is None or not cascade.auc > best.auc or lead is None or not lead.low <= 0:
-        return ""
-    return (
-        " These queries do not show that this is better than a switch when the new index is complete. "
-        f"{_with_price(results, cascade, old, step)}"
+    """The main sentence if these queries do not show that the best method gives users anything."""
+    lead, cascade = results.difference(best, old, at_once=True), results.best_cascade()
+    gained = f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement"
+    limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" * math.isfinite(best.gain_low)
+    if lead is not None and (best.gain_low > 0 or not limits):
+        gained = f"{points(lead.value)} more {best.metric} than the old service"
+        limits = f" (95 % interval {interval(lead.low, lead.high)})"
+    said = (
+        "Undecided: build the new index beside the old one and switch when it is complete, because these queries do "
+        f"not show that a method gains anything before. The best, {_name(results, best)}, gains {gained}{limits}."
     )
+    return f"{said} {_with_price(results, cascade, old, step)}" if cascade and cascade.auc > best.auc else said
 
 
 def _with_price(results: ResultsData, cascade: Row, old: Row, step: Difference) -> str:
@@ -390,7 +443,14 @@ def find_situation(results: ResultsData) -> Situation:
         return Situation.ONLY_BOUNDS if any(row.is_bound for row in own) else Situation.NO_METHOD
     if old is not None and best.auc <= max(old.auc, best.old_auc):
         return Situation.NOT_MIXED
-    return Situation.UPGRADE
+    return Situation.UPGRADE if is_retention(results) or _is_shown(results, best) else Situation.NOT_SHOWN
+
+
+def _is_shown(results: ResultsData, best: Row) -> bool:
+    """Whether no interval of what a method gains over the old service contains nothing gained."""
+    old = results.reference(OLD)
+    lead = results.difference(best, old, at_once=True) if old is not None else None
+    return not best.gain_low <= 0 and (lead is None or lead.low > 0)
 
 
 def decide(results: ResultsData) -> Decision:

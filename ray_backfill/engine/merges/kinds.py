@@ -150,7 +150,7 @@ MERGES = (
         glossary={
             "CSLS": "A merge (cross-domain similarity local scaling) that reduces the similarity of vectors that are "
             "close to many train vectors. Needs train embeddings and the cosine distance, but no labels. It changes "
-            "what old and new find alone, so gains are relative to both with it; \u201cgain vs raw\u201d: without it.",
+            "what old and new find alone: the old service could have it without an upgrade.",
         },
     ),
     MergeKind(
@@ -171,7 +171,7 @@ MERGES = (
         glossary={
             "best": "For each method the merge, of raw distances, quantile, z-scores, isotonic and CSLS, that ranks "
             "held-out train items best, half of them at a time. Raw without train items. CSLS changes what old and new "
-            "find alone, so gains are then relative to both with it (gain vs raw: without).",
+            "find alone: the old service could have it without an upgrade.",
         },
         version=3,
     ),
