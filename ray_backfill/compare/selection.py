@@ -186,8 +186,8 @@ GAIN_IN_WORDS = (
 )
 COLUMNS_IN_WORDS = (
     "gain: the share of the upgrade's improvement that users get on average (\u2013 = new is not clearly better than "
-    "old). \u2713: start no worse than old, end no worse than new, no fall, by all metrics; ?: undecided; at most: by "
-    "the 95 % interval. lost: the most queries that lose a right first result."
+    "old). \u2713: start no worse than old, end no worse than new, no fall, by all metrics; ?: undecided; at most, "
+    "\u2264: by the 95 % interval. lost: the most queries that lose a right first result."
 )
 
 # What stands in place of the gain if the new model's own results were taken as right.

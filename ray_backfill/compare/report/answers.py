@@ -18,7 +18,7 @@ from ray_backfill.compare.selection import (
     is_retention,
     retained,
 )
-from ray_backfill.compare.tables import NEW, OLD
+from ray_backfill.compare.tables import NEW
 from ray_backfill.core.progress import duration
 from ray_backfill.core.schema import NO, UNDECIDED, YES
 from ray_backfill.page.heading import data_notes
@@ -40,9 +40,10 @@ def answer(results: ResultsData) -> Answers:
     best = results.best()
     if verdict.find_situation(results) is not verdict.Situation.UPGRADE or best is None:
         return Answers(tuple(filter(None, (verdict.verdict(results), verdict.closest(results)))), (), (), ())
+    said, alone = verdict.verdict(results), verdict.merge_alone(results, best)
     first = (
-        verdict.verdict(results), verdict.as_good_as_new(results, best), verdict.supervision(results, best),
-        _merge_alone(results, best), runner_up(results),
+        said, verdict.as_good_as_new(results, best), verdict.supervision(results, best),
+        "" if alone in said else alone, runner_up(results),
     )  # fmt: skip
     which = (*filter(None, first), *_other_methods(results, best))
     return Answers(which, _when(results, best), _cost(results, best), (*_risk(results, best), safety(results)))
@@ -103,12 +104,6 @@ def _loss(metric: str, value: float, low: float, high: float) -> str:
     return f"{points(-value)} of {metric} (95 % interval {interval(-high, -low)})"
 
 
-def _merge_alone(results: ResultsData, best: Row) -> str:
-    old, new = results.reference(OLD), results.reference(NEW)
-    is_changed = old is not None and new is not None and verdict.changes_references(best, old, new)
-    return verdict.merge_alone(results, best, old) if old is not None and is_changed else ""
-
-
 def safety(results: ResultsData) -> str:
     """A sentence that names the methods for which all three conditions hold in all metrics."""
     ranked = best_per_method(results, results.primary)
@@ -138,27 +133,36 @@ def fall_in_words(row: Row) -> str:
     size = points(row.largest_fall, 2)
     if row.never_falls == YES:
         return f"{'never falls' if size == points(0.0, 2) else f'falls by at most {size}'} {at}"
-    return f"falls by {points(row.largest_fall)} {at}; by its 95 % interval at most {percent(row.largest_fall_high)}"
+    return f"falls by {points(row.largest_fall)} {at}, at most by {percent(row.largest_fall_high)} (95 % interval)"
 
 
-def fall_cell(row: Row, condition: str, digits: int = 1) -> tuple[str, str]:
-    """The largest fall in a table and its mark; undecided, what was measured: "0.3, at most 1.1", without a mark."""
-    size = percent(row.largest_fall, digits)
-    if condition == UNDECIDED and math.isfinite(row.largest_fall_high):
+def fall_cell(results: ResultsData, row: Row, condition: str, digits: int = 1) -> tuple[str, str]:
+    """The largest fall in a table and its mark; if it is undecided, what was measured instead of a mark.
+
+    "0.3, at most 1.1", or "0.0, CMC@1 \u2264 6.2" where only other metrics leave it open.
+    """
+    size, rows = percent(row.largest_fall, digits), results.in_all_metrics(row)
+    if condition != UNDECIDED or not math.isfinite(row.largest_fall_high):
+        return size, condition
+    if row.never_falls == UNDECIDED:
         return f"{size}, at most {percent(row.largest_fall_high, digits)}", ""
-    return size, condition
+    most = max((each for each in rows if each.never_falls == UNDECIDED), key=lambda each: each.largest_fall_high)
+    return f"{size}, {most.metric} \u2264 {percent(most.largest_fall_high)}", ""
 
 
 def _when(results: ResultsData, best: Row) -> tuple[str, ...]:
     rows = results.in_all_metrics(best)
     latest = max((r.passes_old_at if math.isfinite(r.passes_old_at) else math.inf for r in rows), default=math.nan)
     by = f" by {listed([row.metric for row in rows], 'and')}" if len(rows) > 1 else ""
-    sentences = [f"On average it is as good as the old service{by} {_from(latest)}{_of_backfill(latest)}."]
+    unsure = [row.metric for row in rows if row.passes_old_at == 0 and row.starts_at_old != YES]
+    not_shown = f" (not shown by {listed(unsure, 'and')})" if unsure else ""
+    first = f"On average it is as good as the old service{by} {_from(latest)}{_of_backfill(latest)}{not_shown}."
     if (found := verdict.lost(results, best)) is not None:
-        sentences[0] += f" {percent_sign(found.first_day)} of queries lose their right first result on the first day"
-        settles = best.flips_as_new_at
-        more = f"; {_from(settles)}{_of_backfill(settles)} no more do than with the finished upgrade"
-        sentences[0] += f"{more if settles > 0 else ''}{found.beside}."
+        first += f" {percent_sign(found.first_day)} of queries lose their right first result on the first day"
+        settles, finished = best.flips_as_new_at, f"the finished upgrade ({percent_sign(found.finished)})"
+        later = f"; {_from(settles)}{_of_backfill(settles)} no more do than with {finished}."
+        first += later if settles > 0 and math.isfinite(found.finished) else f"{found.beside}."
+    sentences = [first]
     for row in rows:
         steps = [("as good as the old service", row.passes_old_at, row.passes_old_at_low, row.passes_old_at_high)]
         if math.isfinite(row.gain):

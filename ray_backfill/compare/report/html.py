@@ -45,7 +45,8 @@ def render(results: ResultsData) -> str:
         invented=bind(invented),
         warnings=[bind(warning) for warning in warnings],
         act=bind(act),
-        rest=bind(" ".join(filter(None, (rest, basis(results))))),
+        rest=bind(rest),
+        basis=bind(basis(results)),
         most_warnings=MOST_WARNINGS,
         questions=_questions(results),
         gain_in_words=selection.explained(results),
@@ -147,7 +148,7 @@ def _number_line(results: ResultsData, row: Row, is_primary: bool) -> Line:
     else:
         gain = number(percent_sign(row.gain, 0), row.gain, "gain")
         line.append(("gain", gain._replace(width=0.0 if row.is_end else _bar(row))))
-    fall, mark = answers.fall_cell(row, marks[2])
+    fall, mark = answers.fall_cell(results, row, marks[2])
     cells = (share(row.start), share(row.end), number(fall, row.largest_fall))
     for head, cell, of, words in zip(
         ("start", "end", "largest fall"), cells, (*marks[:2], mark), CONDITIONS, strict=True

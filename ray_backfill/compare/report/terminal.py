@@ -34,7 +34,7 @@ def draw_table(results: ResultsData, console: Console | None = None) -> None:
     """Print the verdict, what it rests on, warnings, the overview and the meaning of its columns."""
     rows, analyses = selection.shown_rows(results, results.primary), sections(results)
     warned, total = warnings(results), len(results.table(results.primary))
-    before = [Text(verdict(results), style="bold"), Text(basis(results))]
+    before = [Text(verdict(results), style="bold"), Text(basis(results), style="dim")]
     before += [Text(sentence, style="yellow") for sentence in warned[:MOST_WARNINGS]]
     if len(warned) > MOST_WARNINGS:
         before.append(Text(f"{len(warned) - MOST_WARNINGS} more warnings: report.html", style="yellow"))
@@ -111,7 +111,7 @@ def _cells(results: ResultsData, row: Row) -> dict[str, str]:
         cells["gain"] = percent_sign(row.gain, 0)
     # The conditions compare with old and new, so a tick in these rows would be meaningless.
     marks = ("", "", "") if row.is_end else conditions(results, row)
-    fall, steady = fall_cell(row, marks[2], digits)
+    fall, steady = fall_cell(results, row, marks[2], digits)
     starts, ends, steady = (tick(mark) if mark else " " for mark in (*marks[:2], steady))
     cells["start"] = f"{percent(row.start, digits)} {starts}"
     cells["end"] = f"{percent(row.end, digits)} {ends}"

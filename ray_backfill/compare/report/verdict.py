@@ -119,7 +119,7 @@ def _recommendation(results: ResultsData) -> str:
     if situation is Situation.NOT_SHOWN:
         return _not_shown(results, best, old, step)
     advice = f"{_advice(results, best)}: users get {_given(results, best, step)}{_trade(results, best)}."
-    return " ".join(filter(None, (advice, _ends(results, best, old, new), _aside(results, best, old, new))))
+    return " ".join(filter(None, (advice, _ends(results, best, old, new), _aside(results, best))))
 
 
 def _advice(results: ResultsData, best: Row) -> str:
@@ -164,8 +164,9 @@ def _trade(results: ResultsData, best: Row) -> str:
     told = [f"it starts below the old service by {listed(below, 'and')}"] if below else []
     if found is not None:
         many = margin + (found.finished if math.isfinite(found.finished) else 0.0)
-        share, when = (found.first_day, "on the first day") if found.first_day > many else (found.worst, "on the way")
-        if share > many:
+        is_first = bool(below) or found.first_day > many
+        share, when = (found.first_day, "on the first day") if is_first else (found.worst, "on the way")
+        if is_first or share > many:
             told.append(f"{percent_sign(share)} of queries lose their right first result {when}{found.beside}")
     return f", but {' and '.join(told)}" if told else ""
 
@@ -180,7 +181,9 @@ def basis(results: ResultsData) -> str:
     said = f"This rests on {listed(counts, 'and')}." if counts else ""
     if old is None or new is None or step is None or is_retention(results) or find_situation(results) in _NOT_BETTER:
         return said
-    return f"{said} The upgrade is worth {with_limits(step, results.digits(metric))} of {metric}.".strip()
+    digits = results.digits(metric)
+    worth = f"{points(step.value, digits)} of {metric} (95 % interval {interval(step.low, step.high, digits)})"
+    return f"{said} The upgrade is worth {worth}.".strip()
 
 
 def next_command(results: ResultsData) -> str:
@@ -292,34 +295,28 @@ def _ends(results: ResultsData, best: Row, old: Row, new: Row) -> str:
 
     is_worse = best.never_falls == NO and best.end < best.start
     return (
-        f"{'The backfill makes it worse: ' * is_worse}{best.metric} is {value(old.auc)} in the old service, "
-        f"{value(best.start)} at the start, {value(best.end)} at the end, {value(new.auc)} with the new model alone."
+        f"{'The backfill makes it worse: ' * is_worse}{best.metric} goes from {value(best.start)} to {value(best.end)} "
+        f"(old service {value(old.auc)}, new model alone {value(new.auc)})."
     )
 
 
-def _aside(results: ResultsData, best: Row, old: Row, new: Row) -> str:
+def _aside(results: ResultsData, best: Row) -> str:
     """What of it is not the backfill: the price of a cascade, a head, or a merge that needs no upgrade; "" if none."""
     if cost := price(results, best):
         return f"{_upper(cost)}."
     if (alone := head_alone(results, best)) is not None:
-        apart = alone.auc - new.auc
-        return (
-            f"The same head on the finished new model ({alone.method}, a comparison, no way to backfill) has "
-            f"{percent_sign(alone.auc, results.digits(best.metric))}: {points(abs(apart))} "
-            f"{'more' if apart >= 0 else 'less'} than without."
-        )
-    return merge_alone(results, best, old) if best.old_auc - old.auc > results.manifest.margin else ""
+        value = percent_sign(alone.auc, results.digits(best.metric))
+        return f"Its head alone ({alone.method}, a comparison: no way to backfill) gives the finished upgrade {value}."
+    return merge_alone(results, best)
 
 
-def merge_alone(results: ResultsData, row: Row, old: Row) -> str:
-    """What the merge of a row gives the old service without any upgrade."""
+def merge_alone(results: ResultsData, row: Row) -> str:
+    """What the merge of a row gives the old service without any upgrade; "" if nothing."""
+    old = results.reference(OLD, row.metric)
+    if old is None or not row.old_auc - old.auc > results.manifest.margin:
+        return ""
     value = percent_sign(row.old_auc, results.digits(row.metric))
     return f"Its merge alone gives the old service {value}, without any upgrade."
-
-
-def changes_references(row: Row, old: Row, new: Row) -> bool:
-    """Whether the merge of a row, such as csls, changes what the old service or the new model alone finds."""
-    return abs(row.old_auc - old.auc) > _SAME or abs(row.new_auc - new.auc) > _SAME
 
 
 def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> str:
@@ -344,9 +341,8 @@ def _not_shown(results: ResultsData, best: Row, old: Row, step: Difference) -> s
     lead, cascade = results.difference(best, old, at_once=True), results.best_cascade()
     gained = f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement"
     limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" * math.isfinite(best.gain_low)
-    if lead is not None and (best.gain_low > 0 or not limits):
-        gained = f"{points(lead.value)} more {best.metric} than the old service"
-        limits = f" (95 % interval {interval(lead.low, lead.high)})"
+    if lead is not None and not best.gain_low <= 0:
+        gained, limits = f"{points(lead.value)} of {best.metric}", f" (95 % interval {interval(lead.low, lead.high)})"
     said = (
         "Undecided: build the new index beside the old one and switch when it is complete, because these queries do "
         f"not show that a method gains anything before. The best, {_name(results, best)}, gains {gained}{limits}."
