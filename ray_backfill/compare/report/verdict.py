@@ -161,7 +161,7 @@ def _trade(results: ResultsData, best: Row) -> str:
     """What users pay for it on the first day or later, beyond what the finished upgrade costs; "" if nothing."""
     below = [row.metric for row in results.in_all_metrics(best) if row.starts_at_old == NO]
     found, margin = lost(results, best), results.manifest.margin
-    told = [f"it starts below the old service by {listed(below, 'and')}"] if below else []
+    told = [f"{listed(below, 'and')} start{'s' * (len(below) == 1)} below the old service"] if below else []
     if found is not None:
         many = margin + (found.finished if math.isfinite(found.finished) else 0.0)
         is_first = bool(below) or found.first_day > many
