@@ -26,6 +26,7 @@ from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, rea
 from ray_backfill.data.division import FEWEST
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable, read_folder, read_train
 from ray_backfill.data.truth import ground_truth
+from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.orders import GalleryColumns, make_order
 from ray_backfill.engine.replay import Curve, Served, replay_pairs
 from ray_backfill.learn.methods import Method, find_methods, models_of
@@ -74,19 +75,24 @@ def replay_on_validation(
     distance: str,
     seed: int,
     threads: int | None = None,
-) -> Mapping[str, Curve]:
-    """Method name -> its curve, over at most 4,096 items of the validation part.
+    merges_of: Callable[[Method], Mapping[str, Merge]] = lambda _: {RAW.name: RAW},
+) -> Mapping[tuple[str, str], Curve]:
+    """(method, merge) name -> its curve, over at most 4,096 items of the validation part.
 
-    seed: for the sample and the order. Cost: two matrix products of these items for each method, and its map.
+    seed: for the sample and the order. merges_of: the merges of a method by name. Cost: two matrix products of these
+    items for each method, and its map.
     """
     folder = _as_gallery(validation, seed)
     truth, embeddings = ground_truth(folder), embeddings_of(folder)
     order = make_order(ORDER, GalleryColumns(folder.gallery.old, {}), seed)
-    pairs = [method.pair(embeddings, maps.of(method)) for method in methods]
-    found = distinct_systems(methods, pairs)
-    served = [Served(*at, {ORDER: order}, switch) for at, switch in zip(found.at, found.switches, strict=True)]
+    found = distinct_systems(methods, [method.pair(embeddings, maps.of(method)) for method in methods])
+    served, keys = [], []
+    for method, at, switch in zip(methods, found.at, found.switches, strict=True):
+        for name, merge in merges_of(method).items():
+            served.append(Served(*at, {ORDER: order}, switch, merge))
+            keys.append((method.name, name))
     curves = replay_pairs(found.systems, served, truth, POINTS, metric, distance, threads=threads)
-    return {method.name: of_orders[ORDER] for method, of_orders in zip(methods, curves, strict=True)}
+    return {key: of_orders[ORDER] for key, of_orders in zip(keys, curves, strict=True)}
 
 
 def _as_gallery(validation: EmbeddingTable, seed: int) -> EmbeddingFolder:
@@ -123,7 +129,7 @@ class Trial(MapJob):
             if is_finished(network):
                 maps, measured = FittedMaps({method.name: network}), (self.metric, self.distance, self.order_seed)
                 curves = replay_on_validation(split.validation, [method], maps, *measured, threads=1)
-                score = curves[method.name].auc(self.metric)
+                score = curves[method.name, RAW.name].auc(self.metric)
         finish_stage(self.out, {"score": score})
 
 

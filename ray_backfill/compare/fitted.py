@@ -1,7 +1,7 @@
 """What is fitted for the methods of a comparison: their maps, and the merges.
 
 Nothing here reads new embeddings of the gallery, which do not exist before the backfill: orders by what a method
-predicts use h(old). Merges are fitted on items that the map has not seen, if there are enough.
+predicts use h(old). Merges are fitted on the items of the maps, and chosen on items that neither has seen.
 Shapes: N gallery items, C classes.
 """
 
@@ -23,7 +23,7 @@ from ray_backfill.engine.merges import (
     Merge,
     MergeKind,
     all_merges,
-    choose_merge,
+    choose_fitted,
     fit_merge,
     without_trial,
 )
@@ -156,8 +156,6 @@ def _sides(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Sides:
 
 # Most items that merges are fitted on.
 _ITEMS = 20_000
-# Fewest validation items for that. With fewer, the train items serve, which are biased, but enough.
-FEWEST_ITEMS = 200
 # Fewest validation items to choose a merge.
 _FEWEST_TO_CHOOSE = 50
 
@@ -189,6 +187,7 @@ class MergeFits:
     label: IntArray | None = None
     unseen: tuple[Embeddings, IntArray | None] | None = None
     names_to_choose: tuple[str, ...] = MERGES_TO_CHOOSE
+    _chosen: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -210,7 +209,21 @@ class MergeFits:
                 pair = method.pair(self.items, maps.of(method))
             else:
                 kinds = tuple(kind for kind in kinds if not kind.needs_train)
-        return {kind.name: self._fit(self._chosen(kind.name, method, maps, pair), pair) for kind in kinds}
+        return {kind.name: self._of_kind(kind, method, maps, pair) for kind in kinds}
+
+    def _of_kind(self, kind: MergeKind, method: Method, maps: FittedMaps, pair: UpgradePair | None) -> Merge:
+        """The fitted merge, or the one that is chosen: what is judged is what is served."""
+        if not kind.is_choice or pair is None or method.fit is None:
+            return self._fit(kind.name, pair)
+        if self.unseen is None:
+            return self._fit(without_trial(pair, self.distance), pair)
+        if method.name in self._chosen:
+            return self._fit(self._chosen[method.name], pair)
+        items, label = self.unseen
+        known, unseen = all_merges(), method.pair(items, maps.of(method))
+        fitted = {name: self._fit(name, pair) for name in self.names_to_choose if known[name].suits(self.distance)}
+        self._chosen[method.name] = choose_fitted(fitted, unseen, label, self.distance, self.seed)
+        return fitted[self._chosen[method.name]]
 
     def of_reference(self, reference: Method) -> dict[str, Merge]:
         """Merge name -> merge fitted for old or new alone, for the merges that change the ranking of a single system.
@@ -226,46 +239,13 @@ class MergeFits:
         able = [kind for kind in able if pair is not None or not kind.needs_train]
         return {kind.name: self._fit(kind.name, pair) for kind in able if kind.suits(self.distance)}
 
-    def _chosen(self, name: str, method: Method, maps: FittedMaps, pair: UpgradePair | None) -> str:
-        if name != BEST or pair is None or method.fit is None:
-            return name
-        if self.unseen is None:
-            return without_trial(pair, self.distance)
-        items, label = self.unseen
-        pair = method.pair(items, maps.of(method))
-        return choose_merge(pair, label, self.distance, self.seed, self.names_to_choose)
-
     def _fit(self, name: str, pair: UpgradePair | None) -> Merge:
         return fit_merge(name, pair, self.label, self.distance, self.seed)
 
 
-def items_for_merges(folder: EmbeddingFolder, kinds: Sequence[MergeKind]) -> EmbeddingTable | None:
-    """The items that these merges are fitted on: the validation part if it is large enough for all, or the train split.
-
-    On items that a map was fitted on, its distances are smaller than those of the gallery.
-    """
-    part = folder.validation
-    if part is None or len(part) < FEWEST_ITEMS or any(why_merge_cannot_be_fitted(kind, part) for kind in kinds):
-        return folder.train
-    return part
-
-
-def fitted_on_train_note(
-    folder: EmbeddingFolder, methods: Sequence[Method], kinds: Sequence[MergeKind]
-) -> tuple[str, ...]:
-    """A sentence for the report if merges are fitted on the same items as the maps whose distances they compare."""
-    fitted = [kind.name for kind in kinds if kind.needs_train]
-    if not fitted or not any(method.fit for method in methods) or items_for_merges(folder, kinds) is not folder.train:
-        return ()
-    return (
-        f"The merges ({', '.join(fitted)}) were fitted on the same items as the maps, whose distances can be smaller "
-        f"than those of other items: there are fewer than {FEWEST_ITEMS} validation items that they could use.",
-    )
-
-
 def resolve_merges(folder: EmbeddingFolder, kinds: Sequence[MergeKind], distance: str, seed: int) -> MergeFits:
     """Choose the items that these merges are fitted on, at most 20,000. seed: for this choice and the fits."""
-    items = items_for_merges(folder, kinds)
+    items = folder.train
     if items is None or not any(kind.uses_train for kind in kinds):
         return MergeFits(tuple(kinds), distance, seed)
     part, known = folder.validation, all_merges()

@@ -10,7 +10,6 @@ from ray_backfill.compare.evaluation import Evaluation, Named
 from ray_backfill.compare.fitted import (
     FittedMaps,
     MergeFits,
-    fitted_on_train_note,
     resolve_merges,
     why_merge_cannot_be_fitted,
 )
@@ -264,7 +263,7 @@ def _notes(
 ) -> tuple[str, ...]:  # fmt: skip
     """Sentences about what is wrong with the data, besides those about the right answers."""
     is_fitted = any(method.fit for method in methods)
-    on_train, few = fitted_on_train_note(folder, methods, merges), ""
+    few = ""
     about_bands = _bands_note(bands, merges, distance, has_train=folder.train is not None)
     uses_train = is_fitted or any(merge.uses_train for merge in merges)
     leaks = leakage_notes(folder, truth, uses_train)
@@ -273,7 +272,7 @@ def _notes(
         dims = max(vectors.shape[1] for vectors in folder.train.vectors.values())
         few = few_items_per_dimension(len(folder.train), dims)
     lacking = f"Fitted methods learned from {few}. {FIT_NOISE}. Methods that look bad here may only lack train items."
-    return (*about_bands, *leaks, *sampled, *([lacking] if few else []), *on_train)
+    return (*about_bands, *leaks, *sampled, *([lacking] if few else []))
 
 
 def _sample_note(folder: EmbeddingFolder) -> tuple[str, ...]:

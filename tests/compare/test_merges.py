@@ -9,10 +9,10 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.compare import fitted
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.fitted import FEWEST_ITEMS, FittedMaps
+from ray_backfill.compare.fitted import FittedMaps
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.data.folder import read_folder
-from ray_backfill.engine.merges import BEST, fit_merge
+from ray_backfill.engine.merges import BEST, Merge, fit_merge
 from ray_backfill.engine.systems import UpgradePair
 from ray_backfill.learn.models.apply import save_network
 from ray_backfill.learn.training.fit import train_set
@@ -31,56 +31,45 @@ def resolved(path: Path, train: int, how: Evaluation = EVALUATION, classes: int 
     return resolve(read_folder(path), how.named, FitSettings())
 
 
-def test_merges_are_fitted_on_items_that_no_map_has_seen(tmp_path: Path) -> None:
-    comparison = resolved(tmp_path, 10 * FEWEST_ITEMS)
-    items, part = comparison.merges.items, comparison.folder.validation
-    assert items is not None
-    assert part is not None
-    assert (items.gallery["old"] == part.old).all()
-    assert items.query is items.gallery
-    np.testing.assert_array_equal(comparison.merges.label, part.label)
-    assert not any("merges" in note for note in comparison.notes)
-
-
-@pytest.mark.parametrize("train", [300, 10 * FEWEST_ITEMS - 100])
-def test_too_few_of_them_leave_the_train_split_and_a_note(train: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("train", [300, 1980, 2020])
+def test_merges_are_fitted_on_the_items_of_the_maps(train: int, tmp_path: Path) -> None:
+    """Whatever their number: a few items more do not change what a merge is fitted on."""
     comparison = resolved(tmp_path, train)
     items, fitted = comparison.merges.items, comparison.folder.train
     assert items is not None
     assert fitted is not None
     assert (items.gallery["old"] == fitted.old).all()
-    assert comparison.notes[-1].startswith("The merges (quantile, logistic) were fitted on the same items as the maps")
-    assert f"fewer than {FEWEST_ITEMS}" in comparison.notes[-1]
-
-
-def test_without_maps_or_without_fitted_merges_there_is_nothing_to_note(tmp_path: Path) -> None:
-    assert resolved(tmp_path / "a", 300, replace(EVALUATION, methods=("rm_naive",))).notes == ()
-    assert resolved(tmp_path / "b", 300, replace(EVALUATION, merges=("raw", "rrf"))).notes == ()
+    assert items.query is items.gallery
+    np.testing.assert_array_equal(comparison.merges.label, fitted.label)
 
 
 @pytest.mark.parametrize("others", [(), ("csls",)], ids=["alone", "beside another"])
-@pytest.mark.parametrize(("train", "is_chosen"), [(600, True), (300, False)])
-def test_the_best_merge_is_chosen_on_unseen_items_even_if_they_are_few(
+@pytest.mark.parametrize(("train", "is_chosen"), [(600, True), (2400, True), (300, False)])
+def test_what_is_judged_on_unseen_items_is_what_is_served(
     train: int, is_chosen: bool, others: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A merge that fits the distances of maps badly on the few items is fitted on the many, as every other one is."""
     comparison = resolved(tmp_path, train, replace(EVALUATION, merges=(BEST, *others)))
     (mapped,) = (method for method in comparison.methods if method.fit)
     assert mapped.fit is not None
     save_network(tmp_path / "map", mapped.fit.fit(train_set(comparison.folder), FitSettings(), "cosine").network)
-    seen: list[int] = []
+    judged: list[Merge] = []
 
-    def choose(pair: UpgradePair, label: object, distance: str, seed: int, names: tuple[str, ...]) -> str:
-        seen.append(pair.n_gallery)
+    def choose(merges: dict[str, Merge], unseen: UpgradePair, label: object, distance: str, seed: int) -> str:
+        assert unseen.n_gallery == train / 10
+        judged.append(merges["csls"])
         return "csls"
 
-    monkeypatch.setattr(fitted, "choose_merge", choose)
-    merge = comparison.merges.of(mapped, FittedMaps({mapped.name: tmp_path / "map"}))[BEST]
-    assert seen == ([60] if is_chosen else [])
-    assert (merge.name == "csls") == is_chosen
-    if merge.references:
-        assert comparison.folder.train
-        assert len(merge.references[0].gallery) == len(comparison.folder.train)
+    monkeypatch.setattr(fitted, "choose_fitted", choose)
+    maps = FittedMaps({mapped.name: tmp_path / "map"})
+    for _ in range(2):  # chosen once
+        served = comparison.merges.of(mapped, maps)[BEST]
+        assert (served.name == "csls") == is_chosen
+        if is_chosen:
+            (same,) = judged
+            for ours, theirs in zip(served.references or (), same.references or (), strict=True):
+                np.testing.assert_array_equal(ours.gallery, theirs.gallery)
+                assert len(ours.gallery) == min(train * 9 // 10, 2048)
+    assert len(judged) == is_chosen
 
 
 @pytest.mark.parametrize("rows", [1, 160])

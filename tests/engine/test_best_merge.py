@@ -8,7 +8,7 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.engine.merges import BEST, all_merges, best, fit_merge
-from ray_backfill.engine.merges.best import Half, both_distances, precision_of
+from ray_backfill.engine.merges.best import Trial, both_distances, choose_fitted, precision_of
 
 SINGLE = ("raw", "quantile", "zscore", "isotonic", "csls")
 
@@ -53,15 +53,37 @@ def test_a_narrow_model_is_not_merged_raw(label: np.ndarray | None) -> None:
     [*itertools.product(("raw", "isotonic"), ("cosine", "l2", "inner_product")), ("csls", "cosine")],
 )
 def test_a_trial_measures_what_a_replay_measures(distance: str, merge: str) -> None:
+    """The mean over its orders."""
     label = LABEL[:150]  # all of them are queries
     pair = pair_of(label, 2, 0.5)
-    place = np.random.default_rng(5).permutation(150)
+    places = [np.random.default_rng(seed).permutation(150) for seed in (5, 6)]
     is_right = (label[:, None] == label) & ~np.eye(150, dtype=bool)
     fitted = fit_merge(merge, pair_of(LABEL, 0, 0.5), LABEL, distance)
     truth = rb.GroundTruth.from_labels(label, label, exclude_self=True)
-    expected = rb.replay(pair, truth, np.argsort(place), 3, "mAP", distance, merge=fitted).auc("mAP")
-    found = precision_of(Half(pair, distance, both_distances(pair, distance), is_right, place), fitted)
+    orders = {str(number): np.argsort(place) for number, place in enumerate(places)}
+    curves = rb.replay(pair, truth, orders, 3, "mAP", distance, merge=fitted)
+    expected = np.mean([curve.auc("mAP") for curve in curves.values()])
+    found = precision_of(Trial(pair, distance, both_distances(pair, distance, 150), is_right, places), fitted)
     assert found == pytest.approx(expected, abs=1e-4 if merge == "isotonic" else 1e-5)
+
+
+@pytest.mark.parametrize("offset", [0.0, 4.0])
+def test_fitted_merges_are_judged_as_they_are(offset: float) -> None:
+    """The best on unseen items by a replay is chosen, and raw distances are no candidate where they do not compare."""
+    label = LABEL[:150]
+    train, unseen = pair_of(LABEL, 0, offset), pair_of(label, 1, offset)
+    fitted = {name: fit_merge(name, train, LABEL, "cosine") for name in SINGLE}
+    truth = rb.GroundTruth.from_labels(label, label, exclude_self=True)
+    orders = {str(seed): np.random.default_rng(seed).permutation(150) for seed in range(20)}
+    areas = {
+        name: np.mean([c.auc("mAP") for c in rb.replay(unseen, truth, orders, 3, "mAP", merge=merge).values()])
+        for name, merge in fitted.items()
+        if name != "raw" or not offset
+    }
+    assert areas[choose_fitted(fitted, unseen, label, "cosine", 0)] > max(areas.values()) - 0.01
+    assert choose_fitted({"raw": rb.RAW}, unseen, label, "cosine", 0) == ("quantile" if offset else "raw")
+    few = pair_of(label[:15], 1, offset)
+    assert choose_fitted(fitted, few, label[:15], "cosine", 0) == ("quantile" if offset else "raw")
 
 
 @pytest.mark.parametrize(("wins", "offset", "name"), [(5, 0, "quantile"), (3, 0, "raw"), (3, 4, "quantile")])
@@ -70,7 +92,7 @@ def test_the_mean_over_four_divisions_decides(
 ) -> None:
     """But raw distances are never chosen where the two models' do not compare."""
     halves = iter([{"raw": 0.5, "quantile": 0.6 if half >= 8 - wins else 0.4} for half in range(8)])
-    monkeypatch.setattr(best, "_trial", lambda *_: next(halves))
+    monkeypatch.setattr(best, "_of_half", lambda *_: next(halves))
     fits = {each: partial(fit_merge, each, distance="cosine") for each in ("raw", "quantile")}
     assert best.choose(fits, pair_of(LABEL, 0, offset), None, "cosine", 0) == name
     assert not list(halves)
@@ -84,8 +106,8 @@ def test_a_merge_is_judged_on_items_that_it_was_not_fitted_on(monkeypatch: pytes
         fitted.append(set(train.backward.gallery[:, 1].tolist()))
         return fit_merge("raw", None, None, "cosine")
 
-    def precision(half: Half, merge: rb.Merge) -> float:
-        judged.append(set(half.pair.backward.gallery[:, 1].tolist()))
+    def precision(trial: Trial, merge: rb.Merge) -> float:
+        judged.append(set(trial.pair.backward.gallery[:, 1].tolist()))
         return 0.5
 
     monkeypatch.setattr(best, "precision_of", precision)

@@ -229,8 +229,18 @@ def test_csls_equals_the_formula(n_train: int) -> None:
         (prepared.backward, pair.backward, train.backward),
         (prepared.forward, pair.forward, train.forward),
     ]:
-        expected = -literal_csls(system, of_train, min(10, n_train)) / 2
+        expected = -literal_csls(system, of_train, {60: 3, 7: 1}[n_train]) / 2  # a twentieth of them
         np.testing.assert_allclose(exact_distances(ours.query, ours.gallery, distance), expected, atol=3e-7)
+
+
+def test_csls_hardly_depends_on_the_number_of_references() -> None:
+    """r from 100 and from 2,000 vectors of one population; with ten neighbours of each they would be far apart."""
+    rng = np.random.default_rng(6)
+    vectors, references = rng.normal(size=(50, 16)), rng.normal(size=(2000, 16))
+    few, many = (csls.mean_nearest_cosine(vectors, references[:n].astype(np.float32)) for n in (100, 2000))
+    ten = np.sort(1 - exact_distances(vectors, references.astype(np.float32), "cosine"), axis=1)[:, -10:].mean(axis=1)
+    assert abs(few.mean() - many.mean()) < 0.01
+    assert ten.mean() - few.mean() > 0.1
 
 
 def test_csls_of_a_vector_does_not_depend_on_the_batch() -> None:
@@ -251,8 +261,8 @@ def test_csls_takes_the_nearest_by_exact_distance() -> None:
     rng = np.random.default_rng(5)
     vectors = rng.normal(size=(40, 64)).astype(np.float32)
     references = (vectors[:1] + 3e-4 * rng.normal(size=(300, 64))).astype(np.float32)
-    nearest = np.sort(exact_distances(vectors, references, "cosine"), axis=1)[:, :10].astype(np.float64)
-    expected = [math.fsum(1 - d for d in row) / 10 for row in nearest]
+    nearest = np.sort(exact_distances(vectors, references, "cosine"), axis=1)[:, :15].astype(np.float64)
+    expected = [math.fsum(1 - d for d in row) / 15 for row in nearest]
     np.testing.assert_allclose(csls.mean_nearest_cosine(vectors, references), expected, rtol=0, atol=1e-12)
 
 

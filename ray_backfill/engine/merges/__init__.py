@@ -1,13 +1,12 @@
 """Merges: methods that make the distances of two models comparable, fitted on the train split."""
 
-from ray_backfill.engine.merges.best import without_trial
+from ray_backfill.engine.merges.best import choose_fitted, without_trial
 from ray_backfill.engine.merges.kinds import (
     BEST,
     MERGES_TO_CHOOSE,
     MergeKind,
     all_merges,
     check_merge,
-    choose_merge,
     fit_merge,
 )
 from ray_backfill.engine.merges.merge import RAW, Merge
@@ -22,7 +21,7 @@ __all__ = [
     "ScoreMap",
     "all_merges",
     "check_merge",
-    "choose_merge",
+    "choose_fitted",
     "fit_merge",
     "without_trial",
 ]

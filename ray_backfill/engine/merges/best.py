@@ -2,12 +2,13 @@
 
 Models differ in the band that their distances fill: of one, the cosines of two texts may lie between -0.1 and 0.6, of
 another one, between 0.7 and 1. Raw distances then put all items of one model first, whatever they show. Only a trial
-tells which merge helps, so the items are halved, each merge is fitted on one half, and the other half is searched.
+tells which merge helps. Where items are held out, the merges are judged on them exactly as they are served; otherwise
+the items are halved, each merge is fitted on one half, and the other half is searched.
 
-Shapes: H items of a half, B of them as queries.
+Shapes: H items to search, B of them as queries.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -24,56 +25,76 @@ from ray_backfill.engine.systems import IntArray, RetrievalSystem, UpgradePair
 # (pair, labels) -> merge.
 FitOne = Callable[[UpgradePair, IntArray | None], Merge]
 
-# Precision by 100 queries has a standard deviation of 1 to 3 points, as much as merges differ by (docs/log.md).
+# Divisions into halves. Precision by 100 queries has a standard deviation of 1 to 3 points, as much as merges differ by
+# (docs/log.md).
 _DIVISIONS = 4
-# Most items of a half, most that a merge is fitted on, and most queries: a fit and its trial take 0.2 seconds.
+# Most items that are searched, most that a merge of a half is fitted on, and most queries: a trial takes 0.2 seconds.
 _ITEMS, _FITTED, _QUERIES = 1_000, 500, 150
-# Shares of the backfill at which a half is searched, with their weights in the area under the curve.
+# Shares of the backfill at which items are searched, with their weights in the area under the curve.
 _MOMENTS = {0.0: 0.25, 0.5: 0.5, 1.0: 0.25}
 # Without labels, right is what the finished upgrade finds first.
 _NEAREST = 10
-# With fewer queries in a half, a fitted merge cannot be distinguished from chance.
+# With fewer queries, a fitted merge cannot be distinguished from chance.
 _FEWEST = 20
 # Larger than every distance, and small enough that score maps can continue to it.
 _BEHIND = 1e30
 
 
 @dataclass(frozen=True)
-class Half:
+class Trial:
     """Items to judge merges on.
 
-    distances: (B, H) of the backward and the forward system. is_right: (B, H). place: (H,) of each item in the backfill
-    order.
+    pair: of the H items; the first B rows are the queries. distances: (B, H) of the backward and the forward system.
+    is_right: (B, H). places: (H,) of each item in the backfill order, of each order.
     """
 
     pair: UpgradePair
     distance: str
     distances: tuple[NDArray[np.float32], NDArray[np.float32]]
     is_right: NDArray[np.bool_]
-    place: IntArray
+    places: Sequence[IntArray]
 
     @cached_property
     def ranked(self) -> "list[_Ranked]":
-        """At each moment, by raw distances: most merges map these."""
-        return _rank(self.distances, self.place)
+        """At each moment of each order, by raw distances: most merges map these."""
+        return _rank(self.distances, self.places)
 
 
 class _Ranked(NamedTuple):
-    """Items at a moment: (H,) whether each is backfilled; (B, H) distances, and their order."""
+    """Items at a moment: (H,) whether each is backfilled; (B, H) distances, and their order. weight: of the moment."""
 
     done: NDArray[np.bool_]
     distances: NDArray[np.float32]
     order: IntArray
+    weight: float
 
 
-def _rank(distances: tuple[NDArray[np.float32], NDArray[np.float32]], place: IntArray) -> list[_Ranked]:
+def _rank(distances: tuple[NDArray[np.float32], NDArray[np.float32]], places: Sequence[IntArray]) -> list[_Ranked]:
     ranked = []
-    for moment in _MOMENTS:
-        done = place < moment * len(place)
-        served = np.where(done, distances[1], distances[0])
-        np.fill_diagonal(served, _BEHIND)  # a query is not its own answer
-        ranked.append(_Ranked(done, served, np.argsort(served, axis=1, kind="stable")))
+    for moment, weight in _MOMENTS.items():
+        some = places if 0 < moment < 1 else places[:1]  # at both ends, all orders are the same
+        for place in some:
+            done = place < moment * len(place)
+            served = np.where(done, distances[1], distances[0])
+            np.fill_diagonal(served, _BEHIND)  # a query is not its own answer
+            order = np.argsort(served, axis=1, kind="stable")
+            ranked.append(_Ranked(done, served, order, weight / len(some)))
     return ranked
+
+
+def choose_fitted(
+    merges: Mapping[str, Merge], unseen: UpgradePair, label: IntArray | None, distance: str, seed: int
+) -> str:
+    """The merge that ranks items best that neither it nor a map was fitted on; arguments and rules as of ``choose``.
+
+    merges: as they will be served.
+    """
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(unseen.n_gallery)[:_ITEMS]
+    places = [rng.permutation(len(rows)) for _ in range(_DIVISIONS)]
+    trial = _trial(unseen, label, distance, rows, _DIVISIONS * _QUERIES, places)
+    scores = {name: precision_of(trial, merge) for name, merge in merges.items()} if trial else {}
+    return _best(scores, without_trial(unseen, distance))
 
 
 def choose(
@@ -91,16 +112,19 @@ def choose(
         distance: "cosine", "l2" or "inner_product".
         seed: For the halves and the order.
     """
-    found = []
+    trials = []
     for division in range(_DIVISIONS):
         rng = np.random.default_rng([seed, division])
         halves = np.array_split(rng.permutation(train.n_gallery), 2)
-        found += [_trial(candidates, train, label, distance, rng, *both) for both in (halves, halves[::-1])]
-    judged = {name: sum(each[name] for each in found) for name in candidates if all(name in each for each in found)}
-    default = without_trial(train, distance)
-    if default != RAW.name:
-        judged.pop(RAW.name, None)
-    return max(judged, key=lambda name: judged[name], default=default)
+        trials += [_of_half(candidates, train, label, distance, rng, *both) for both in (halves, halves[::-1])]
+    in_all = [name for name in candidates if all(name in scores for scores in trials)]
+    return _best({name: sum(scores[name] for scores in trials) for name in in_all}, without_trial(train, distance))
+
+
+def _best(scores: Mapping[str, float], default: str) -> str:
+    """The name with the highest score. default: without scores; raw distances must be it to be a candidate."""
+    able = [name for name in scores if name != RAW.name or default == RAW.name]
+    return max(able, key=lambda name: scores[name], default=default)
 
 
 def without_trial(pair: UpgradePair, distance: str) -> str:
@@ -109,7 +133,7 @@ def without_trial(pair: UpgradePair, distance: str) -> str:
     return RAW.name if do_compare(*bands) else "quantile"
 
 
-def _trial(
+def _of_half(
     candidates: Mapping[str, FitOne], train: UpgradePair, label: IntArray | None, distance: str,
     rng: np.random.Generator, fitted_on: IntArray, judged: IntArray,
 ) -> dict[str, float]:  # fmt: skip
@@ -118,12 +142,9 @@ def _trial(
         half if len(half) <= most else rng.choice(half, most, replace=False)
         for half, most in ((judged, _ITEMS), (fitted_on, _FITTED))
     )
-    pair = _some(train, rows)
-    distances = both_distances(pair, distance)
-    is_right = _right_answers(distances[1], None if label is None else label[rows])
-    if np.count_nonzero(is_right.any(axis=1)) < _FEWEST:
+    trial = _trial(train, label, distance, rows, _QUERIES, [rng.permutation(len(rows))])
+    if trial is None:
         return {}
-    half = Half(pair, distance, distances, is_right, rng.permutation(len(rows)))
     some, of_label = _some(train, fitted_on), None if label is None else label[fitted_on]
     scores = {}
     for name, fit in candidates.items():
@@ -131,8 +152,20 @@ def _trial(
             merge = fit(some, of_label)
         except InputError:  # labels of one class only
             continue
-        scores[name] = precision_of(half, merge)
+        scores[name] = precision_of(trial, merge)
     return scores
+
+
+def _trial(
+    items: UpgradePair, label: IntArray | None, distance: str, rows: IntArray, queries: int, places: Sequence[IntArray]
+) -> Trial | None:
+    """A trial on these rows, of which the first are queries; None if too few of them have a right answer."""
+    pair = _some(items, rows)
+    distances = both_distances(pair, distance, queries)
+    is_right = _right_answers(distances[1], None if label is None else label[rows])
+    if np.count_nonzero(is_right.any(axis=1)) < _FEWEST:
+        return None
+    return Trial(pair, distance, distances, is_right, places)
 
 
 def _some(pair: UpgradePair, rows: IntArray) -> UpgradePair:
@@ -144,7 +177,7 @@ def _right_answers(forward: NDArray[np.float32], label: IntArray | None) -> NDAr
     """(B, H) whether an item is a right answer: of the query's class, or else what the forward system finds first."""
     others = ~np.eye(*forward.shape, dtype=np.bool_)
     if label is not None:
-        of_class: NDArray[np.bool_] = (label[:_QUERIES, None] == label) & others
+        of_class: NDArray[np.bool_] = (label[: len(forward), None] == label) & others
         if np.count_nonzero(of_class.any(axis=1)) >= _FEWEST:
             return of_class
     if forward.shape[1] <= _NEAREST + 1:
@@ -153,17 +186,19 @@ def _right_answers(forward: NDArray[np.float32], label: IntArray | None) -> NDAr
     return by_forward <= np.partition(by_forward, _NEAREST - 1, axis=1)[:, [_NEAREST - 1]]
 
 
-def precision_of(half: Half, merge: Merge) -> float:
+def precision_of(trial: Trial, merge: Merge) -> float:
     """Mean over queries and moments of the average precision. Items of equal score are ranked by their distance."""
-    pair, distance = merge.prepare(half.pair, half.distance)
-    ranked = half.ranked if pair is half.pair else _rank(both_distances(pair, distance), half.place)
+    pair, distance = merge.prepare(trial.pair, trial.distance)
+    ranked = trial.ranked
+    if pair is not trial.pair:
+        ranked = _rank(both_distances(pair, distance, len(trial.is_right)), trial.places)
     total = 0.0
-    for (done, distances, order), weight in zip(ranked, _MOMENTS.values(), strict=True):
+    for done, distances, order, weight in ranked:
         if merge.is_mapped:
             scores = merge.scores(distances.ravel(), np.broadcast_to(done, distances.shape).ravel())
             by_distance = np.take_along_axis(scores.reshape(distances.shape), order, axis=1)
             order = np.take_along_axis(order, np.argsort(by_distance, axis=1, kind="stable"), axis=1)
-        total += weight * _average_precision(np.take_along_axis(half.is_right, order, axis=1))
+        total += weight * _average_precision(np.take_along_axis(trial.is_right, order, axis=1))
     return total
 
 
@@ -174,15 +209,15 @@ def _average_precision(ranked_BH: NDArray[np.bool_]) -> float:
     return float(((precision * ranked).sum(axis=1) / ranked.sum(axis=1)).mean())
 
 
-def both_distances(pair: UpgradePair, distance: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(B, H) distances of the backward and the forward system."""
-    backward = _distances_of(pair.backward, distance)
-    return backward, backward if pair.forward is pair.backward else _distances_of(pair.forward, distance)
+def both_distances(pair: UpgradePair, distance: str, queries: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """(B, H) distances of the backward and the forward system. queries: at most so many."""
+    backward = _distances_of(pair.backward, distance, queries)
+    return backward, backward if pair.forward is pair.backward else _distances_of(pair.forward, distance, queries)
 
 
-def _distances_of(system: RetrievalSystem, distance: str) -> NDArray[np.float32]:
+def _distances_of(system: RetrievalSystem, distance: str, queries: int) -> NDArray[np.float32]:
     """(B, H) distances; rounding does not matter here, so by one product."""
-    query, gallery = system.query[:_QUERIES], system.gallery
+    query, gallery = system.query[:queries], system.gallery
     if distance == "cosine":
         query, gallery = normalise(query), normalise(gallery)
     products = np.asarray(query, np.float64) @ np.asarray(gallery, np.float64).T

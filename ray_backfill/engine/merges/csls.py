@@ -2,7 +2,8 @@
 
 Source: Conneau et al., Word translation without parallel data (ICLR 2018), section 2.3:
 CSLS(q, g) = 2 cos(q, g) - r(q) - r(g), where r is the mean cosine to the k nearest vectors of the other side.
-Deviates: the neighbours are train vectors instead of gallery items and queries, which change during the backfill.
+Deviates: the neighbours are train vectors instead of gallery items and queries, which change during the backfill, and k
+is a share of them instead of 10. So r means the same whatever their number, as in a trial on a part of them.
 """
 
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ from ray_backfill.core.memory import room_for
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import FloatArray, IntArray, RetrievalSystem, UpgradePair
 
-NEIGHBOURS = 10
+# Share of the references whose mean cosine is r. The best share hardly depends on models or number of references, the
+# best number does (docs/log.md, 2026-11-28).
+SHARE = 0.05
 # Most train items that r is computed from: more of them cost time for every query and gallery item.
-_MOST_ROWS = 4096
+_MOST_ROWS = 2048
 # Vectors that are processed at a time: their products with all references take 16 MB.
 _ROWS = 1024
 
@@ -66,12 +69,12 @@ def fit_csls(train: UpgradePair, seed: int) -> tuple[References, References]:
 
 
 def mean_nearest_cosine(vectors: FloatArray, references: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return (n,) r: the mean cosine of each vector to its ``NEIGHBOURS`` nearest references, or to all if fewer.
+    """Return (n,) r: the mean cosine of each vector to the nearest references, ``SHARE`` of them but at least one.
 
     A vector has the same result in any batch: float32 products only select the few references that can be among the
     nearest; their exact distances decide and are averaged.
     """
-    k = min(NEIGHBOURS, len(references))
+    k = max(1, round(SHARE * len(references)))
     out = np.empty(len(vectors))
     for first in range(0, len(vectors), _ROWS):
         some = vectors[first : first + _ROWS]

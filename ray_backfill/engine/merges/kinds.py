@@ -1,6 +1,6 @@
 """All kinds of merges. To add one, add a row to ``MERGES``, here or in a module of another distribution."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -81,19 +81,10 @@ def _csls(train: UpgradePair | None, label: IntArray | None, distance: str, seed
 def _best(train: UpgradePair | None, label: IntArray | None, distance: str, seed: int) -> Merge:
     if train is None:
         return RAW
-    return all_merges()[choose_merge(train, label, distance, seed)].fit(train, label, distance, seed)
-
-
-def choose_merge(
-    train: UpgradePair, label: IntArray | None, distance: str, seed: int = 0, names: Sequence[str] = MERGES_TO_CHOOSE
-) -> str:
-    """The best one of these merges on items that no map was fitted on; arguments as of ``fit_merge``."""
     known = all_merges()
-    able = [known[name] for name in names if known[name].suits(distance)]
-    fits = {
-        kind.name: partial(_fit_of, kind, distance, seed) for kind in able if label is not None or not kind.needs_labels
-    }
-    return choose(fits, train, label, distance, seed)
+    able = [name for name in MERGES_TO_CHOOSE if label is not None or not known[name].needs_labels]
+    fits = {name: partial(_fit_of, known[name], distance, seed) for name in able if known[name].suits(distance)}
+    return known[choose(fits, train, label, distance, seed)].fit(train, label, distance, seed)
 
 
 def _fit_of(kind: MergeKind, distance: str, seed: int, train: UpgradePair, label: IntArray | None) -> Merge:
@@ -152,6 +143,7 @@ MERGES = (
             "close to many train vectors. Needs train embeddings and the cosine distance, but no labels. It changes "
             "what old and new find alone: the old service could have it without an upgrade.",
         },
+        version=2,
     ),
     MergeKind(
         "rrf", "reciprocal rank fusion", "Cormack et al. 2009, section 2",
@@ -170,10 +162,10 @@ MERGES = (
         is_choice=True,
         glossary={
             "best": "For each method the merge, of raw distances, quantile, z-scores, isotonic and CSLS, that ranks "
-            "held-out train items best, half of them at a time. Raw without train items. CSLS changes what old and new "
-            "find alone: the old service could have it without an upgrade.",
+            "held-out train items best. Raw without train items. CSLS changes what old and new find alone: the old "
+            "service could have it without an upgrade.",
         },
-        version=3,
+        version=4,
     ),
 )  # fmt: skip
 
