@@ -153,9 +153,9 @@ def test_milestones_have_intervals_and_flips_settle(folder: Path, tmp_path: Path
         high = own.t[settled[0]] if settled else np.inf
         assert row[f"{name}_high"] == high
         assert row[f"{name}_low"] <= (row[name] if row[name] == row[name] else np.inf) <= high
-    right = of_old.top1_correct[:, 0]
-    lost = [(right & ~own.top1_correct[:, j]).mean() for j in range(101)]
-    finished = (right & ~of_new.top1_correct[:, -1]).mean() + margin
+    right = of_old.top1_correct[:, 0] > 0
+    lost = [(right & (own.top1_correct[:, j] == 0)).mean() for j in range(101)]
+    finished = (right & (of_new.top1_correct[:, -1] == 0)).mean() + margin
     assert row.flips_as_new_at == own.t[next(j for j in range(101) if max(lost[j:]) <= finished + 1e-12)]
     assert 0 < row.half_gain_at_low < row.half_gain_at_high
 

@@ -41,10 +41,7 @@ def answer(results: ResultsData) -> Answers:
     if verdict.find_situation(results) is not verdict.Situation.UPGRADE or best is None:
         return Answers(tuple(filter(None, (verdict.verdict(results), verdict.closest(results)))), (), (), ())
     said, alone = verdict.verdict(results), verdict.merge_alone(results, best)
-    first = (
-        said, verdict.as_good_as_new(results, best), verdict.supervision(results, best),
-        "" if alone in said else alone, runner_up(results),
-    )  # fmt: skip
+    first = (said, verdict.supervision(results, best), "" if alone in said else alone, runner_up(results))
     which = (*filter(None, first), *_other_methods(results, best))
     return Answers(which, _when(results, best), _cost(results, best), (*_risk(results, best), safety(results)))
 

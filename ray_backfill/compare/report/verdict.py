@@ -251,34 +251,14 @@ def head_alone(results: ResultsData, row: Row) -> Row | None:
 
 def supervision(results: ResultsData, best: Row) -> str:
     """A sentence about what of a method is training on labels, and what is compatibility; "" without rho."""
-    old, new, alone = results.reference(OLD), results.reference(NEW), head_alone(results, best)
-    if old is None or new is None or alone is None or not alone.auc > old.auc:
+    old, alone = results.reference(OLD), head_alone(results, best)
+    if old is None or alone is None or not alone.auc > old.auc:
         return ""
-    apart, share = alone.auc - new.auc, (best.auc - old.auc) / (alone.auc - old.auc)
-    side = "above" if apart >= 0 else "below"
     return (
-        f"The head rho is supervised training, and a finished upgrade could have it as well: with it alone, the new "
-        f"model has {percent_sign(alone.auc)} {alone.metric}, {points(abs(apart))} {side} "
-        f"what it has without. Compatibility is what users get of that before the end: {percent_sign(share, 0)} of "
-        f"the way from the old service to it, on average over the backfill."
+        f"Its head rho is supervised training, which a finished upgrade could have as well. Compatibility is what "
+        f"users get of that before the end: {percent_sign((best.auc - old.auc) / (alone.auc - old.auc), 0)} of the way "
+        "from the old service to it, on average over the backfill."
     )
-
-
-def as_good_as_new(results: ResultsData, row: Row) -> str:
-    """From when on a method that gives more than the upgrade is as good as it, and why it can be, if that is known.
-
-    "" if the method falls, or ends below the new model: then that is told instead.
-    """
-    if not exceeds_upgrade(results, row) or NO in conditions(results, row)[1:] or not math.isfinite(row.passes_new_at):
-        return ""
-    ends = {0.0: "from the first day", 1.0: "at the end"}
-    when = ends.get(row.passes_new_at, f"from {percent_sign(row.passes_new_at, 0)} of the backfill on")
-    traits = results.manifest.traits.methods[row.method]
-    what = "rho" if traits.learns_new else "its map" if traits.needs_labels else ""
-    reason = f", because {what} is trained{' with labels' * traits.needs_labels}" if what else ""
-    if not what and merge_outlives(results, row):
-        reason = ", because its merge changes the finished upgrade as well"
-    return f"It is as good as the finished upgrade or better {when}{reason}."
 
 
 def conditions(results: ResultsData, row: Row) -> tuple[str, ...]:
