@@ -12,8 +12,6 @@ from ray_backfill.compare.results import ResultsData, Row
 from ray_backfill.compare.selection import (
     FEW,
     RETENTION_WARNING,
-    best_per_method,
-    choice,
     crossings,
     is_retention,
     retained,
@@ -43,7 +41,7 @@ def answer(results: ResultsData) -> Answers:
     said, alone = verdict.verdict(results), verdict.merge_alone(results, best)
     first = (said, verdict.supervision(results, best), "" if alone in said else alone, runner_up(results))
     which = (*filter(None, first), *_other_methods(results, best))
-    return Answers(which, _when(results, best), _cost(results, best), (*_risk(results, best), safety(results)))
+    return Answers(which, _when(results, best), _cost(results, best), _risk(results, best))
 
 
 def runner_up(results: ResultsData) -> str:
@@ -101,23 +99,6 @@ def _loss(metric: str, value: float, low: float, high: float) -> str:
     return f"{points(-value)} of {metric} (95 % interval {interval(-high, -low)})"
 
 
-def safety(results: ResultsData) -> str:
-    """A sentence that names the methods for which all three conditions hold in all metrics."""
-    ranked = best_per_method(results, results.primary)
-    rows = [r for r in ranked if not (r.is_reference or r.is_bound or r.method in results.controls)]
-    safe = [
-        r.title for r in rows if verdict.conditions(results, r) == (YES, YES, YES) and r.method not in results.unlearned
-    ]
-    each = f", each in its best {choice(results)}" if choice(results) else ""
-    metrics = f" in {listed(list(results.metrics), 'and')}" if len(results.metrics) > 1 else ""
-    if not safe and len(rows) == 1:
-        only = rows[0].title
-        return f"{only[:1].upper()}{only[1:]} is not shown to meet all three safety conditions{metrics}."
-    if not safe:
-        return f"None of {len(rows)} methods is shown to meet all three safety conditions{metrics}{each}."
-    return f"All three safety conditions hold{metrics} for {len(safe)} of {len(rows)} methods{each}: {_few(safe)}."
-
-
 def fall_in_words(row: Row) -> str:
     """What was found out about falls: size, interval, moments."""
     at = f"at {row.moments} moments"
@@ -167,10 +148,6 @@ def _when(results: ResultsData, best: Row) -> tuple[str, ...]:
         steps.append(("as good as the new model", row.passes_new_at, row.passes_new_at_low, row.passes_new_at_high))
         told = [f"{words} {_from(t)}{_of_backfill(t)}{_limits(t, low, high)}" for words, t, low, high in steps]
         sentences.append(f"{row.metric}: {', '.join(told)}.")
-        if row.starts_at_old == UNDECIDED:
-            sentences.append(
-                f"Too few queries to say whether {row.metric} is lower at the start than in the old service."
-            )
     margin = points(results.manifest.margin)
     return (*sentences, f"These are averages over all queries; a loss of at most {margin} counts as none.")
 
@@ -248,10 +225,6 @@ def _risk(results: ResultsData, best: Row) -> tuple[str, ...]:
         )
     # What is shown to fall stands among the warnings.
     sentences += [f"{r.metric} {fall_in_words(r)}." for r in results.in_all_metrics(best) if r.never_falls != NO]
-    for metric in results.metrics[1:]:
-        step = verdict.upgrade(results, metric)
-        if step is not None and step.high < 0:
-            sentences.append(f"The new model is worse in {metric}: {verdict.with_limits(step)}.")
     return (*sentences, *slice_sentences(results, best))
 
 

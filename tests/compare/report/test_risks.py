@@ -25,7 +25,7 @@ GOOD = ("FCT", (0.32, 0.42, 0.5), 0.40, 0.4, 0.5, YES, 0.0, YES, YES, 0.0)
 
 
 def results_of(folder: Path, **changed: Any) -> Results:
-    """Old, new and FCT. fct: its numbers. changed: columns of FCT's rows; with the name of a metric, of that row alone."""
+    """Old, new and FCT. fct: its numbers. changed: columns of its rows; with the name of a metric, of that row."""
     methods = {"old": METHODS["old"], "new": METHODS["new"], "fct": changed.pop("fct", GOOD)}
     found = read_results(write_results(folder, methods=methods))
     own = {name: value for name, value in changed.items() if not isinstance(value, dict)}
