@@ -180,17 +180,14 @@ def _auc(row: Row) -> float:
 GAIN_IN_WORDS = (
     "AUC is the average quality over the whole backfill. Gain is the share of the finished upgrade's benefit that "
     "users get on average while the backfill runs: 0 % = the quality of the old service throughout, 100 % = the "
-    "quality of the new model from the start. Above 100 %, or with a head rho that is trained with labels, part of it "
-    "is the method's own training, which a finished upgrade could have as well."
-)
-SAME_MERGE_IN_WORDS = (
-    "If a merge changes what a single system finds, as csls does, old and new have it as well; \u201cgain vs raw\u201d "
-    "is relative to both without it."
+    "quality of the new model from the start, both as they are served, without a merge. Above 100 %, or with a head "
+    "rho that is trained with labels, part of it is the method's own training, or its merge, which a finished upgrade "
+    "could have as well."
 )
 COLUMNS_IN_WORDS = (
     "gain: the share of the upgrade's improvement that users get on average (\u2013 = new is not clearly better than "
-    "old). \u2713: start no worse than old, end no worse than new, no fall, by all metrics; ?: undecided. lost: the "
-    "most queries that lose a right first result."
+    "old). \u2713: start no worse than old, end no worse than new, no fall, by all metrics; ?: undecided; at most, "
+    "\u2264: by the 95 % interval. lost: the most queries that lose a right first result."
 )
 
 # What stands in place of the gain if the new model's own results were taken as right.
@@ -278,7 +275,7 @@ def explained(results: ResultsData) -> str:
     """What gain, or retention, means."""
     if is_retention(results):
         return RETENTION_IN_WORDS
-    return f"{GAIN_IN_WORDS} {SAME_MERGE_IN_WORDS}" if results.has_gains_vs_raw else GAIN_IN_WORDS
+    return GAIN_IN_WORDS
 
 
 def columns_in_words(results: ResultsData) -> str:

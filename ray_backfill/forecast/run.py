@@ -208,9 +208,7 @@ def _tables(
         for at, limits in zip(t, numbers.curve(units), strict=True)
     ]
     sizes = (given.sampled, len(comparison.folder.gallery))
-    rows = [
-        _row(own, order, metric, units, new[own.has_csls][metric], t, *sizes) for own, order, metric, units in curves
-    ]
+    rows = [_row(own, order, metric, units, new[False][metric], t, *sizes) for own, order, metric, units in curves]
     checked = [row for merged, forecast in rest.items() for row in _calibration(merged.method, forecast)]
     return {
         "curves": frame(ForecastPoint, points),

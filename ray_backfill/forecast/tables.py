@@ -56,7 +56,7 @@ class ForecastRow:
     gain: Annotated[
         float,
         "(auc - M of old) / (M of new - M of old), 1.0 = 100 %, and its 95 % interval; NaN unless new is significantly "
-        "better than old; with CSLS, relative to old and new with CSLS",
+        "better than old; whatever the merge, relative to old and new with raw distances",
     ]
     gain_low: float
     gain_high: float

@@ -9,13 +9,14 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import pairwise
+from typing import NamedTuple
 
 from ray_backfill.compare.analyses.cascades import price
 from ray_backfill.compare.results import ResultsData, Row
 from ray_backfill.compare.selection import is_retention, judged_side, judgement, retained
 from ray_backfill.compare.tables import HEAD_ALONE, NEGATIVE_FLIPS_VS_OLD, NEW, OLD, POSITIVE_FLIPS_VS_OLD
 from ray_backfill.core.outcome import Decision
-from ray_backfill.core.schema import NO
+from ray_backfill.core.schema import NO, UNDECIDED, YES
 from ray_backfill.data.judging import FIRST
 from ray_backfill.page import Difference
 from ray_backfill.page.numbers import interval, listed, percent, percent_sign, points
@@ -46,6 +47,7 @@ class Situation(Enum):
     ONLY_CASCADES = "only cascades were compared"
     ONLY_BOUNDS = "only oracle orders were compared"
     NOT_MIXED = "no method serves better than the old service while the backfill runs"
+    NOT_SHOWN = "some method serves better, but what it gains may be nothing"
     UPGRADE = "some method serves better than the old service while the backfill runs"
 
 
@@ -116,11 +118,10 @@ def _recommendation(results: ResultsData) -> str:
     assert best is not None
     if situation is Situation.NOT_MIXED:
         return _not_mixed(results, best, old, step)
-    cost = f" {_upper(price(results, best))}." if price(results, best) else ""
-    return (
-        f"{_advice(results, best)}: users get {_given(results, best, step)}. {_ends(results, best, old, new)}."
-        f"{_with_same_merge(results, best, old, new)}{cost}{_not_shown(results, best, old, step)}"
-    )
+    if situation is Situation.NOT_SHOWN:
+        return _not_shown(results, best, old, step)
+    advice = f"{_advice(results, best)}: users get {_given(results, best, step)}{_trade(results, best)}."
+    return " ".join(filter(None, (advice, _ends(results, best, old, new), _aside(results, best))))
 
 
 def _advice(results: ResultsData, best: Row) -> str:
@@ -129,8 +130,47 @@ def _advice(results: ResultsData, best: Row) -> str:
         return "Switch when the new index is complete" + f" ({results.label(best.variant)})" * bool(results.group(best))
     if results.manifest.traits.methods[best.method].recalls:
         return f"Re-rank with the new model ({_name(results, best)})"
-    drop = ", although it starts below the old service" * (best.starts_at_old == NO)
-    return f"Merge online with {_name(results, best)}{drop}"
+    return f"Merge online with {_name(results, best)}"
+
+
+class Lost(NamedTuple):
+    """Shares of queries whose right first result of the old service is lost.
+
+    first_day: at the method's start. worst: at the worst moment. finished: with the finished upgrade, NaN if unknown.
+    """
+
+    first_day: float
+    worst: float
+    finished: float
+
+    @property
+    def beside(self) -> str:
+        """The share of the finished upgrade in brackets."""
+        return f" (finished upgrade: {percent_sign(self.finished)})" * math.isfinite(self.finished)
+
+
+def lost(results: ResultsData, row: Row) -> Lost | None:
+    """How many queries lose their right first result with a method; None if it is not known."""
+    line, new = results.line(row, NEGATIVE_FLIPS_VS_OLD), results.reference(NEW, row.metric)
+    end = results.line(new, NEGATIVE_FLIPS_VS_OLD) if new is not None else None
+    if line is None:
+        return None
+    finished = math.nan if end is None else float(end.value[-1])
+    return Lost(float(line.value[0]), row.negative_flips_vs_old_max, finished)
+
+
+def _trade(results: ResultsData, best: Row) -> str:
+    """What users pay for it on the first day or later, beyond what the finished upgrade costs; "" if nothing."""
+    below = [row.metric for row in results.in_all_metrics(best) if row.starts_at_old == NO]
+    found, margin = lost(results, best), results.manifest.margin
+    told = [f"{listed(below, 'and')} start{'s' * (len(below) == 1)} below the old service"] if below else []
+    if found is not None:
+        many = margin + (found.finished if math.isfinite(found.finished) else 0.0)
+        is_first = bool(below) or found.first_day > many
+        share, when = (found.first_day, "on the first day") if is_first else (found.worst, "on the way")
+        if is_first or share > many:
+            told.append(f"{percent_sign(share)} of queries lose their right first result {when}{found.beside}")
+    return f", but {' and '.join(told)}" if told else ""
 
 
 def basis(results: ResultsData) -> str:
@@ -144,8 +184,8 @@ def basis(results: ResultsData) -> str:
     if old is None or new is None or step is None or is_retention(results) or find_situation(results) in _NOT_BETTER:
         return said
     digits = results.digits(metric)
-    values = f"{percent_sign(new.auc, digits)} {metric}, the old one {percent_sign(old.auc, digits)}"
-    return f"{said} The new model has {values}: a difference of {with_limits(step, digits)}.".strip()
+    worth = f"{points(step.value, digits)} of {metric} (95 % interval {interval(step.low, step.high, digits)})"
+    return f"{said} The upgrade is worth {worth}.".strip()
 
 
 def next_command(results: ResultsData) -> str:
@@ -199,16 +239,13 @@ def _given(results: ResultsData, best: Row, step: Difference) -> str:
     lead = results.difference(best, old, at_once=True) if old is not None else None
     assert lead is not None
     return (
-        f"{points(lead.value)} of {best.metric} more than the old service while the backfill runs (95 % interval "
-        f"{interval(lead.low, lead.high)}), where the finished upgrade alone is worth {points(step.value)}. It is "
-        f"{_as_good_as_new(results, best)}"
+        f"{points(lead.value)} more {best.metric} than the old service while the backfill runs (95 % interval "
+        f"{interval(lead.low, lead.high)}; the finished upgrade: {percent(step.value)})"
     )
 
 
 def exceeds_upgrade(results: ResultsData, row: Row) -> bool:
     """Whether the upgrade is a wrong measure for a method: it gives more, or its own head adds more than the upgrade.
-
-    Or, with the merge of the method, the new model is not clearly better than the old one.
 
     The share of the upgrade's improvement is then mostly something else, which a finished upgrade could have as well.
     """
@@ -225,63 +262,52 @@ def head_alone(results: ResultsData, row: Row) -> Row | None:
 
 def supervision(results: ResultsData, best: Row) -> str:
     """A sentence about what of a method is training on labels, and what is compatibility; "" without rho."""
-    old, new, alone = results.reference(OLD), results.reference(NEW), head_alone(results, best)
-    if old is None or new is None or alone is None or not alone.auc > old.auc:
+    old, alone = results.reference(OLD), head_alone(results, best)
+    if old is None or alone is None or not alone.auc > old.auc:
         return ""
-    apart, share = alone.auc - new.auc, (best.auc - old.auc) / (alone.auc - old.auc)
-    side = "above" if apart >= 0 else "below"
     return (
-        f"The head rho is supervised training, and a finished upgrade could have it as well: with it alone, the new "
-        f"model has {percent_sign(alone.auc)} {alone.metric}, {points(abs(apart))} {side} "
-        f"what it has without. Compatibility is what users get of that before the end: {percent_sign(share, 0)} of "
-        f"the way from the old service to it, on average over the backfill."
+        f"Its head rho is supervised training, which a finished upgrade could have as well. Compatibility is what "
+        f"users get of that before the end: {percent_sign((best.auc - old.auc) / (alone.auc - old.auc), 0)} of the way "
+        "from the old service to it, on average over the backfill."
     )
 
 
-def _as_good_as_new(results: ResultsData, row: Row) -> str:
-    """From when on it is as good as the finished upgrade, and why it can be, if that is known."""
-    if not math.isfinite(row.passes_new_at):
-        return f"{'better than' if row.gain_vs_raw > 1 else 'not as good as'} the finished upgrade on average"
-    ends = {0.0: "from the first day", 1.0: "at the end"}
-    when = ends.get(row.passes_new_at, f"from {percent_sign(row.passes_new_at, 0)} of the backfill on")
-    traits = results.manifest.traits.methods[row.method]
-    what = "rho" if traits.learns_new else "its map" if traits.needs_labels else ""
-    reason = f", because {what} is trained{' with labels' * traits.needs_labels}" if what else ""
-    if not what and merge_outlives(results, row):
-        reason = ", because its merge changes the finished upgrade as well"
-    return f"as good as the finished upgrade or better {when}{reason}"
+def conditions(results: ResultsData, row: Row) -> tuple[str, ...]:
+    """Starts at old, ends at new, never falls: yes if so in all metrics of the run, no if not in one."""
+    verdicts = zip(*(same.conditions for same in results.in_all_metrics(row)), strict=True)
+    return tuple(NO if NO in each else YES if set(each) == {YES} else UNDECIDED for each in verdicts)
 
 
 def _ends(results: ResultsData, best: Row, old: Row, new: Row) -> str:
     """Start and end of the best method, beside the old service and the new model."""
-    alone = head_alone(results, best)
 
     def value(share: float) -> str:
         return percent_sign(share, results.digits(best.metric))
 
-    with_head = f"; the new model with the same head alone: {value(alone.auc)}" if alone is not None else ""
+    is_worse = best.never_falls == NO and best.end < best.start
     return (
-        f"{best.metric} starts at {value(best.start)} (old service: {value(old.auc)}) and ends at {value(best.end)} "
-        f"(new model alone: {value(new.auc)}{with_head})"
+        f"{'The backfill makes it worse: ' * is_worse}{best.metric} goes from {value(best.start)} to {value(best.end)} "
+        f"(old service {value(old.auc)}, new model alone {value(new.auc)})."
     )
 
 
-def _with_same_merge(results: ResultsData, best: Row, old: Row, new: Row) -> str:
-    """What the merge alone does for old and new, if it changes the ranking of a single system; "" otherwise."""
-    if not changes_references(best, old, new):
+def _aside(results: ResultsData, best: Row) -> str:
+    """What of it is not the backfill: the price of a cascade, a head, or a merge that needs no upgrade; "" if none."""
+    if cost := price(results, best):
+        return f"{_upper(cost)}."
+    if (alone := head_alone(results, best)) is not None:
+        value = percent_sign(alone.auc, results.digits(best.metric))
+        return f"Its head alone ({alone.method}, a comparison: no way to backfill) gives the finished upgrade {value}."
+    return merge_alone(results, best)
+
+
+def merge_alone(results: ResultsData, row: Row) -> str:
+    """What the merge of a row gives the old service without any upgrade; "" if nothing."""
+    old = results.reference(OLD, row.metric)
+    if old is None or not row.old_auc - old.auc > results.manifest.margin:
         return ""
-    digits = results.digits(best.metric)
-    old_alone, new_alone = percent_sign(best.old_auc, digits), percent_sign(best.new_auc, digits)
-    both = f" With this merge alone, the old service has {old_alone} and the new model {new_alone}"
-    if exceeds_upgrade(results, best):
-        return f"{both}; the points above are relative to the old service without it."
-    raw = f" relative to both without the merge it is {percent_sign(best.gain_vs_raw, 0)}"
-    return f"{both}, and the share is relative to these{f';{raw}' * math.isfinite(best.gain_vs_raw)}."
-
-
-def changes_references(row: Row, old: Row, new: Row) -> bool:
-    """Whether the merge of a row, such as csls, changes what the old service or the new model alone finds."""
-    return abs(row.old_auc - old.auc) > _SAME or abs(row.new_auc - new.auc) > _SAME
+    value = percent_sign(row.old_auc, results.digits(row.metric))
+    return f"Its merge alone gives the old service {value}, without any upgrade."
 
 
 def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> str:
@@ -302,14 +328,17 @@ def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> s
 
 
 def _not_shown(results: ResultsData, best: Row, old: Row, step: Difference) -> str:
-    """What to add if the best method is not shown to beat the old service, and a cascade is better than it."""
-    cascade, lead = results.best_cascade(), results.difference(best, old, at_once=True)
-    if cascade is None or not cascade.auc > best.auc or lead is None or not lead.low <= 0:
-        return ""
-    return (
-        " These queries do not show that this is better than a switch when the new index is complete. "
-        f"{_with_price(results, cascade, old, step)}"
+    """The main sentence if these queries do not show that the best method gives users anything."""
+    lead, cascade = results.difference(best, old, at_once=True), results.best_cascade()
+    gained = f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement"
+    limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" * math.isfinite(best.gain_low)
+    if lead is not None and not best.gain_low <= 0:
+        gained, limits = f"{points(lead.value)} of {best.metric}", f" (95 % interval {interval(lead.low, lead.high)})"
+    said = (
+        "Undecided: build the new index beside the old one and switch when it is complete, because these queries do "
+        f"not show that a method gains anything before. The best, {_name(results, best)}, gains {gained}{limits}."
     )
+    return f"{said} {_with_price(results, cascade, old, step)}" if cascade and cascade.auc > best.auc else said
 
 
 def _with_price(results: ResultsData, cascade: Row, old: Row, step: Difference) -> str:
@@ -420,7 +449,14 @@ def find_situation(results: ResultsData) -> Situation:
         return Situation.ONLY_BOUNDS if any(row.is_bound for row in own) else Situation.NO_METHOD
     if old is not None and best.auc <= max(old.auc, best.old_auc):
         return Situation.NOT_MIXED
-    return Situation.UPGRADE
+    return Situation.UPGRADE if is_retention(results) or _is_shown(results, best) else Situation.NOT_SHOWN
+
+
+def _is_shown(results: ResultsData, best: Row) -> bool:
+    """Whether no interval of what a method gains over the old service contains nothing gained."""
+    old = results.reference(OLD)
+    lead = results.difference(best, old, at_once=True) if old is not None else None
+    return not best.gain_low <= 0 and (lead is None or lead.low > 0)
 
 
 def decide(results: ResultsData) -> Decision:
