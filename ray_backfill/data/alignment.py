@@ -24,7 +24,7 @@ _SAMPLE, _BLOCK, _FEWEST = 2_000, 50, 50
 # correlation, which models in use exceed (benchmarks/alignment.py).
 _SURE, _LEAST = 4.0, 0.03
 # A part of a split, or what it has in common with the gallery, is strange if its correlation is below this share of the
-# usual one, and that is clear. Of rows that belong together it is 0.5 at least, of others 0.2 at most.
+# usual one, where that is above the second number (docs/results/alignment.md).
 _STRANGE, _CLEAR = 0.25, 0.1
 # Items of a part, and by how many rows new may come later than old.
 _PART, _MOVES = 200, (1, -1, 2, -2, 3, -3)
