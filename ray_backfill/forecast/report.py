@@ -336,7 +336,7 @@ def warnings(found: ForecastResults) -> list[str]:
     for method, ratio in dict.fromkeys((row.method, row.ratio) for row in found.calibration if row.is_off):
         sentences.append(
             f"{method}: among the items sampled at random, {ratio:.2f} times as many are closer than right answers "
-            "as expected. Its intervals are wider for that."
+            "as expected. The forecast counts as many, as far as the sample is certain of it, and intervals are wider."
         )
     high = dict.fromkeys(row.metric for row in found.rows if row.metric.startswith("recall") and row.end > _HIGH_RECALL)
     sentences += [
