@@ -232,24 +232,17 @@ def _services(found: ForecastResults) -> dict[str, Mapping[str, Any]]:
 def _verdict(found: ForecastResults) -> str:
     """The decision, and what it rests on."""
     of_side = {1: "is better", -1: "is worse", 0: "is not distinguishable from the old one"}
-    metrics = (found.metrics[0], *_against(found))
-    said = f"{decide(found).value.capitalize()}: by {metrics[0]} the new model {of_side[_side(found, metrics[0])]}"
-    more = [f"but by {metric} it {of_side[_side(found, metric)]}" for metric in metrics[1:]]
-    if (first := found.manifest.get("first_results")) and _contradicts(found):
-        more.append(f"but by the sample's {first['metric']} it {of_side[_sign(*first['more'][1:])]}")
-    return f"{', '.join([said, *more])}."
+    metric, against = found.metrics[0], _against(found)
+    said = f"{decide(found).value.capitalize()}: by {metric} the new model {of_side[_side(found, metric)]}"
+    return f"{', but '.join([said, *(f'by {name} it {of_side[side]}' for name, side in against.items())])}."
 
 
-def _against(found: ForecastResults) -> list[str]:
-    """Metrics that contradict the first one about the new model, beyond their intervals."""
-    own = _side(found, found.metrics[0])
-    return [metric for metric in found.metrics[1:] if _side(found, metric) not in (0, own)]
-
-
-def _contradicts(found: ForecastResults) -> bool:
-    """Whether the first results of the sample contradict the primary metric."""
-    first = found.manifest.get("first_results")
-    return first is not None and _sign(*first["more"][1:]) not in (0, _side(found, found.metrics[0]))
+def _against(found: ForecastResults) -> dict[str, int]:
+    """The sides of metrics, and of the sample's first results, that contradict the first metric about the new model."""
+    sides, own = {metric: _side(found, metric) for metric in found.metrics[1:]}, _side(found, found.metrics[0])
+    if first := found.manifest.get("first_results"):
+        sides[f"the sample's {first['metric']}"] = _sign(*first["more"][1:])
+    return {name: side for name, side in sides.items() if side not in (0, own)}
 
 
 def _first_results(found: ForecastResults) -> list[str]:
@@ -278,7 +271,7 @@ def _sign(low: float, high: float) -> int:
 
 def decide(found: ForecastResults) -> Decision:
     """Whether to go ahead, by the primary metric; undecided if another one or the first results contradict it."""
-    if _against(found) or _contradicts(found):
+    if _against(found):
         return Decision.OPEN
     return {1: Decision.GO, 0: Decision.OPEN, -1: Decision.STOP}[_side(found, found.metrics[0])]
 
@@ -336,7 +329,7 @@ def warnings(found: ForecastResults) -> list[str]:
     for method, ratio in dict.fromkeys((row.method, row.ratio) for row in found.calibration if row.is_off):
         sentences.append(
             f"{method}: among the items sampled at random, {ratio:.2f} times as many are closer than right answers "
-            "as expected. Its intervals are wider for that."
+            "as expected. The forecast counts as many, as far as the sample is certain of it, and intervals are wider."
         )
     high = dict.fromkeys(row.metric for row in found.rows if row.metric.startswith("recall") and row.end > _HIGH_RECALL)
     sentences += [

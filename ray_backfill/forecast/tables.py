@@ -102,7 +102,7 @@ class ForecastDifference:
     high: float
 
 
-# Ratios of observed to expected numbers that may be chance. What is beyond counts as an error of the model.
+# Ratios of observed to expected numbers that may be chance; others are warned of.
 LEAST_RATIO, MOST_RATIO = 0.8, 1.25
 
 

@@ -46,10 +46,11 @@ def test_in_a_narrow_band_nothing_is_expected_closer_than_it_can_be() -> None:
     """New distances around 0.2, which old ones of a weak model say little about: how many are closer is counted."""
     rng = np.random.default_rng(0)
 
-    def draw(n: int) -> list[NDArray[np.float32]]:
+    def draw(n: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         old, common = rng.lognormal(np.log(0.1), 0.8, n), rng.standard_normal(n)
         true = 0.2 * np.exp(0.2 * np.log(old / 0.1) + 0.15 * common) + 0.02 * rng.standard_normal(n)
-        return [each.astype(np.float32) for each in (0.2 * np.exp(0.08 * common), old, true)]
+        stand_in = 0.2 * np.exp(0.08 * common)
+        return stand_in.astype(np.float32), old.astype(np.float32), true.astype(np.float32)
 
     n = 60_000
     model = fit_others(*draw(n), np.ones(n), np.arange(n) % PARTS)
