@@ -317,7 +317,8 @@ def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> s
     cascade = results.best_cascade()
     is_beaten = cascade is not None and cascade.auc > max(old.auc, mixing.old_auc)
     # With csls, the old service can be better than every method, and than the old service without it.
-    merge = f" with {mixing.merge}, which needs no upgrade" if mixing.old_auc > old.auc else ""
+    chosen = mixing.title.rpartition(" + ")[2] if mixing.merge == "best" else mixing.merge
+    merge = f" with {chosen}, which needs no upgrade" if mixing.old_auc > old.auc else ""
     own = f"{percent_sign(mixing.old_auc)}, and {percent_sign(old.auc)} without" if merge else percent_sign(old.auc)
     sentence = (
         f"Switch when the new index is complete: no method{' but cascades' * is_beaten} serves better than the old "
