@@ -16,6 +16,7 @@ from ray_backfill.compare.fits import chosen, fit_maps, fit_on_halves
 from ray_backfill.compare.replay import Curves, in_order, replay_here
 from ray_backfill.compare.resolve import Comparison, resolve_truth, resolve_with
 from ray_backfill.compare.results import ResultsData
+from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.compare.write import (
     check_can_be_extended,
     facts_of,
@@ -148,8 +149,11 @@ def _has_first_table(comparison: Comparison, to_train: Sequence[Method]) -> bool
 
 
 def _replay_rest(comparison: Comparison, first: Curves, replayed: Callable[[Comparison], Curves]) -> Curves:
-    """The curves of all methods, in their order. first: curves that are already computed."""
-    done = {key[0] for key in first}
+    """The curves of all methods, in their order. first: curves that are already computed.
+
+    Old and new are replayed again: the milestones of the others are judged by them.
+    """
+    done = {key[0] for key in first} - {OLD, NEW}
     rest = [method for method in comparison.methods if method.name not in done]
     return in_order(comparison, {**first, **replayed(comparison.only(rest))})
 

@@ -204,7 +204,7 @@ def settle_limits(above: NDArray[np.float64], n_queries: int) -> tuple[float, fl
     the upper limit only if the curve is below its target at the point before it: limits of single points do. It is
     below the lower limit if the curve seems too low at any of the points that follow: these need limits of all points
     at once, as in ``lowest_limits``. Percentiles of the draws' own indices are too late where a curve stays close to
-    its target: docs/log.md, 2026-11-28. Cost: O(DRAWS T).
+    its target: docs/results/coverage.md. Cost: O(DRAWS T).
 
     above: (DRAWS, T) bootstrap means of a curve minus those of its target.
     """
