@@ -15,6 +15,7 @@ from ray_backfill.compare.selection import (
     RETENTION_WARNING,
     crossings,
     is_retention,
+    judged_side,
     retained,
 )
 from ray_backfill.compare.tables import NEW
@@ -37,7 +38,8 @@ class Answers:
 def answer(results: ResultsData) -> Answers:
     """Answer the four questions."""
     best = results.best()
-    if verdict.find_situation(results) is not verdict.Situation.UPGRADE or best is None:
+    is_open = is_retention(results) and judged_side(results) != 1  # nothing says that there is an upgrade to time
+    if is_open or verdict.find_situation(results) is not verdict.Situation.UPGRADE or best is None:
         return Answers(tuple(filter(None, (verdict.verdict(results), verdict.closest(results)))), (), (), ())
     said, alone = verdict.verdict(results), verdict.merge_alone(results, best)
     first = (said, verdict.supervision(results, best), "" if alone in said else alone, runner_up(results))
