@@ -1,6 +1,7 @@
 """How often the 95 % intervals of a report contain the true value, by simulation on values of real queries.
 
     python -m benchmarks.coverage FOLDER[:QRELS]:METRIC ... [--repetitions 2000]
+    python -m benchmarks.coverage --milestones [--repetitions 300]
 
 Each folder holds embeddings of both models. Its queries, with their values at every moment of a real backfill by rank
 merge, are the population, so the true means are known. A repetition draws queries with replacement and computes the
@@ -10,11 +11,15 @@ drawn: its weight is exp(c (new - old)), with the c that fits.
 The best of many: 40 methods that differ from a given one by noise only, as strong as the difference between the two
 models; how often is the best of them said to be better than it.
 
+Milestones: from when on made curves stay above their target. The limits of a report are compared with percentiles of
+the milestones of the draws.
+
 Shapes: Q queries of the population, n drawn ones, T moments.
 """
 
 import argparse
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -124,11 +129,50 @@ def best_of_many(of: Population, n: int, repetitions: int) -> dict[str, str]:
     return {"each alone": f"{100 * each_alone / repetitions:.1f}", "at once": f"{100 * at_once / repetitions:.1f}"}
 
 
+# Mean of a curve minus its target, of the moments t: it crosses the target, or stays close to it.
+MADE: Mapping[str, Callable[[Floats], Floats]] = {
+    "rises by 25 points through it": lambda t: -0.05 + 0.25 * t,
+    "rises by 4 points through it": lambda t: -0.01 + 0.04 * t,
+    "dips below it": lambda t: -0.12 * np.sin(np.pi * np.clip(t / 0.6, 0, 1)) + 0.3 * np.clip(t - 0.3, 0, 1),
+    "is 0.1 points above it": lambda t: np.full(len(t), 0.001),
+    "is on it until the middle, then rises": lambda t: 0.4 * np.clip(t - 0.5, 0, 1),
+}
+
+
+def of_draws(means: Floats, n: int) -> tuple[float, float]:
+    """Percentiles of the index from which on each draw is above 0; infinite for never."""
+    below, last = means < -stats.ROUNDING, means.shape[1]
+    found = np.where(below.any(axis=1), last - below[:, ::-1].argmax(axis=1), 0).astype(np.float64)
+    found[found == last] = np.inf
+    tail = (1 - stats.LEVEL) / 2
+    return float(np.quantile(found, tail, method="lower")), float(np.quantile(found, 1 - tail, method="higher"))
+
+
+def milestones(kind: str, n: int, repetitions: int) -> dict[str, str]:
+    """How often both kinds of limits contain the true milestone, in per cent; queries turn at random moments."""
+    t = np.linspace(0, 1, 101)
+    curve, rng, hits = MADE[kind](t), np.random.default_rng(3), np.zeros(2)
+    index = stats.settles(curve, -stats.ROUNDING)
+    true = np.inf if index is None else index
+    for _ in range(repetitions):
+        start, middle = 0.25 * rng.normal(size=(n, 1)), 0.6 * rng.normal(size=(n, 1))
+        turns = ((t >= rng.random((n, 1))) - t) * rng.choice([-0.5, 0.5], size=(n, 1))
+        means = stats.bootstrap_means(curve + start * (1 - t) + middle * t * (1 - t) + turns)
+        both = (stats.settle_limits(means, n), of_draws(means, n))
+        hits += [low <= true <= high for low, high in both]
+    report, draws = (f"{100 * each / repetitions:.1f}" for each in hits)
+    return {"curve": kind, "queries": str(n), "limits of a report": report, "percentiles of draws": draws}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("populations", nargs="+", metavar="FOLDER[:QRELS]:METRIC")
+    parser.add_argument("populations", nargs="*", metavar="FOLDER[:QRELS]:METRIC")
+    parser.add_argument("--milestones", action="store_true")
     parser.add_argument("--repetitions", type=int, default=2000)
     given = parser.parse_args()
+    if given.milestones:
+        lines = [milestones(kind, n, given.repetitions) for kind in MADE for n in (30, 200, 1000)]
+        print(pd.DataFrame(lines).to_string(index=False), flush=True)
     for each in given.populations:
         folder, *qrels, metric = each.split(":")
         of = population(folder, "".join(qrels), metric)

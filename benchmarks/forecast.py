@@ -16,7 +16,7 @@ processes that draw a part of the samples each.
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -76,9 +76,9 @@ def some_queries(whole: EmbeddingFolder, number: int) -> EmbeddingFolder:
 
 
 def forecast_all(
-    comparison: Comparison, whole: EmbeddingFolder, starts: Sequence[Starts], budget: int, seed: int
+    comparison: Comparison, whole: EmbeddingFolder, starts: Mapping[Merged, Starts], budget: int, seed: int
 ) -> dict[Merged, Mapping[str, Mapping[str, Units]]]:
-    """Draw a sample and forecast: method -> order -> metric -> curve."""
+    """Draw a sample and forecast: method -> order -> metric -> curve. starts: of each method with its merge."""
     how = comparison.evaluation
     assert whole.queries is not None
     stand_ins = fit_stand_in(*free_pairs(whole), how.distance)(whole.gallery.old)
@@ -87,10 +87,13 @@ def forecast_all(
     items = new_embeddings(whole, sample, sample.position, whole.gallery.new[sample.position], how.distance)
     blind = replace(comparison, folder=with_stand_ins(whole, items))
     gallery = gallery_here(blind)
-    return {
-        merged: forecast_method(blind, merged, items, gallery, own).units
-        for merged, own in zip(with_merges(comparison), starts, strict=True)
-    }
+    return {merged: forecast_method(blind, merged, items, gallery, own).units for merged, own in starts.items()}
+
+
+def starts_of(comparison: Comparison) -> dict[Merged, Starts]:
+    """Each method that can be forecast, with its merge, which is fitted once for all samples."""
+    several = with_merges(comparison)
+    return dict(zip(several, exact_starts(comparison, several), strict=True))
 
 
 def figures_of(units: dict[Merged, Mapping[str, Mapping[str, Units]]], first: str) -> tuple[Found, dict[Key, Units]]:
@@ -189,7 +192,7 @@ def main() -> None:
     curves = {(m, order): each.curve for (m, order, _), each in replayed.items()}
     true = exact_figures(replayed, list(metrics))
     budget = int(given.share * len(whole.gallery))
-    starts = exact_starts(comparison, with_merges(comparison))
+    starts = starts_of(comparison)
     found, wrong, apart, started = [], 0, 0, time.perf_counter()
     for done in range(given.samples):
         seed = given.first + done

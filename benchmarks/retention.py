@@ -1,6 +1,6 @@
 """How far retention is from the truth: what the new model finds taken as right, beside real right answers.
 
-    python -m benchmarks.retention FOLDER [FOLDER:QRELS ...] [--methods NAME ...]
+    python -m benchmarks.retention FOLDER [FOLDER:QRELS ...] [--methods NAME ...] [--truths new-top1 ...]
 
 Each folder holds embeddings of both models and knows right answers: by labels or positives, or by judgements in the
 file QRELS. The same methods are replayed with the truth and with each pseudo-truth. True quality is relative to the
@@ -32,7 +32,7 @@ METHODS = (
 TRUE = ("mAP", "CMC@1", "nDCG@10")
 # Pseudo-truth -> the metrics that it is read by.
 PSEUDO = {
-    "new-top1": ("CMC@1", "MRR", "recall@10"),
+    "new-top1": ("CMC@1", "MRR", "nDCG@10", "recall@5", "recall@10", "recall@20"),
     "new-top10": ("recall@10", "mAP", "nDCG@10"),
     "new-top100": ("recall@100", "mAP"),
 }
@@ -62,14 +62,14 @@ def right_answers(folder: str, truth: tuple[str, ...]) -> float:
     return float(np.median(number[number > 0]))
 
 
-def measure(given: str, methods: Sequence[str], scratch: Path) -> list[dict[str, str]]:
+def measure(given: str, methods: Sequence[str], truths: Sequence[str], scratch: Path) -> list[dict[str, str]]:
     folder, _, qrels = given.partition(":")
     truth = ("qrels", qrels) if qrels else ()
     print(f"{given}: {right_answers(folder, truth):g} right answers of a query", flush=True)
     simulate = partial(rb.simulate, folder, out=scratch, methods=methods, overwrite=True)
     real = simulate(truth=truth, metrics=TRUE)
     lines = []
-    for name, metrics in PSEUDO.items():
+    for name, metrics in ((name, PSEUDO[name]) for name in truths):
         found = simulate(truth=name, metrics=metrics)
         for metric, wanted in product(metrics, TRUE):
             bias, mean, largest, tau = compare(curves_of(real, wanted), curves_of(found, metric))
@@ -83,8 +83,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folders", nargs="+")
     parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--truths", nargs="+", choices=PSEUDO, default=list(PSEUDO))
     arguments = parser.parse_args()
     for each in arguments.folders:
         with TemporaryDirectory() as scratch:
-            lines = measure(each, arguments.methods, Path(scratch))
+            lines = measure(each, arguments.methods, arguments.truths, Path(scratch))
             print(f"{pd.DataFrame(lines).to_string(index=False)}\n", flush=True)

@@ -49,8 +49,8 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        rng = np.random.default_rng(0)
-        vectors = {"old": rng.normal(size=(500, 16)), "new": rng.normal(size=(500, 16)), "label": np.arange(500) % 50}
+        new = np.random.default_rng(0).normal(size=(500, 24))
+        vectors = {"old": new[:, :16], "new": new, "label": np.arange(500) % 50}
         rb.write_folder(folder / "data", vectors)
         smallest = ["simulate", "--data", "data", "--out", "OUT", "--methods", "rm_naive", "--points", "3"]
         rows: list[tuple[str, list[str], float | None, bool]] = [

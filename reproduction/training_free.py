@@ -37,6 +37,6 @@ def best_training_free(runs: Runs, orders: Iterable[str]) -> TrainingFree | None
     if not measured:
         return None
     best = max(measured, key=lambda case: measured[case])
-    gain_S, rm_gain_S = (runs.values(c, lambda row: row.gain_vs_raw) for c in (best, Case(FULL_RM, best.order)))
+    gain_S, rm_gain_S = (runs.values(c, lambda row: row.gain) for c in (best, Case(FULL_RM, best.order)))
     share_S = np.where(rm_gain_S > 0, gain_S / np.where(rm_gain_S > 0, rm_gain_S, 1.0), np.nan)
     return TrainingFree(best, len(measured), runs.areas(best), gain_S, rm_gain_S, share_S)

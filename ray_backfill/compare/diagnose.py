@@ -16,6 +16,7 @@ from rich.table import Table
 from ray_backfill.compare.resolve import find_left_out
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.printable import printable
+from ray_backfill.data.alignment import REMEDY, misaligned
 from ray_backfill.data.columns import MODELS, unknown
 from ray_backfill.data.doctor import Finding, SplitScan, VectorColumn, cosines_of, find, has_truth, scan_split
 from ray_backfill.data.folder import read_folder
@@ -70,15 +71,18 @@ def diagnose(path: Path) -> Diagnosis:
     findings = find(scans)
     methods: list[str] = []
     left_out: dict[str, str] = {}
-    if not any(each.level == "error" for each in findings) and set(MODELS) <= set(scans["gallery"].vectors):
+    if not any(each.level == "error" for each in findings):
         try:
-            folder = read_folder(path, tuple({model for m in all_methods().values() for model in m.models}))
-            if has_truth(scans):
-                find_truth(folder)
-            known = [method for method in all_methods().values() if method.family != CONTROLS]
-            gone = find_left_out(folder, known, (), FitSettings(), "cosine")
-            left_out = {each.name: each.reason for each in gone if each.kind == "method"}
-            methods = [method.name for method in known if method.name not in left_out]
+            models = tuple({model for m in all_methods().values() for model in m.models})
+            folder = read_folder(path, models, gallery_needs=MODELS[:1])
+            findings[:0] = strange = [Finding("error", where, what, REMEDY) for where, what in misaligned(folder)]
+            if not strange and "new" in folder.gallery.vectors:
+                if has_truth(scans):
+                    find_truth(folder)
+                known = [method for method in all_methods().values() if method.family != CONTROLS]
+                gone = find_left_out(folder, known, (), FitSettings(), "cosine")
+                left_out = {each.name: each.reason for each in gone if each.kind == "method"}
+                methods = [method.name for method in known if method.name not in left_out]
         except InputError as problem:  # what only a run looks at
             findings.insert(0, Finding("error", path.name, str(problem)))
     facts = {name: _facts(scan) for name, scan in scans.items()}
@@ -131,8 +135,8 @@ def print_diagnosis(diagnosis: Diagnosis, folder: str, console: Console | None =
             reasons.setdefault(reason, []).append(name)
         for reason, names in reasons.items():
             console.print(printable(f"Not {', '.join(names)}: {reason}."))
-        # Without right answers, what the new model finds can stand in for them.
-        truth = "" if diagnosis.has_truth else " --truth new-top1 --metrics recall@10"
+        # Without right answers, nothing but judgements says which model is better.
+        truth = "" if diagnosis.has_truth else " --judge judgements.csv"
         dropped = " --drop-broken" if diagnosis.needs_drop_broken else ""
         words = f"ray-backfill simulate --data {shlex.quote(folder)}{truth}{dropped}"
         # In one piece, so that it can be copied.

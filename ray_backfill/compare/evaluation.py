@@ -63,8 +63,8 @@ class Evaluation:
     method on train items."""
     metrics: tuple[str, ...] = ("mAP", "CMC@1")
     """Metrics of retrieval: mAP, MRR, nDCG, mAP@k, CMC@k, recall@k, MRR@k, nDCG@k for any k; "recommended" stands for
-    nDCG@10 and CMC@1, and for recall@10 if half of the queries have at most 10 right answers. The first one leads the
-    report."""
+    nDCG@10 and CMC@1, and for recall@10 if half of the queries have at most 10 right answers; for recall@10 alone if
+    the new model's results are taken as right. The first one leads the report."""
     points: int = 11
     """Number of moments of the backfill to report, t = 0 and t = 1 included."""
     distance: str = "cosine"
@@ -73,7 +73,8 @@ class Evaluation:
     """Largest loss of quality that still counts as none, as a share: 0.005 is half a percentage point."""
     truth: tuple[str, ...] = ()
     """Which items count as right answers: labels, positives, known-item COLUMN, qrels FILE, clicks SOURCE, or new-topK:
-    what the finished upgrade finds first. Default: the queries' positives, otherwise labels."""
+    what the finished upgrade finds first; judged FILE: as new-top1, and the filled file of --judge says which model is
+    better. Default: the queries' positives, otherwise labels."""
     filter: str = ""
     """Column of queries and gallery, such as the tenant: a query finds only items with its own value. Default: none."""
     slices: tuple[str, ...] = ()

@@ -8,10 +8,13 @@ compared afterwards, are not read.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fitted import FittedMaps, MapJob, fit_map
@@ -23,9 +26,12 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json
+from ray_backfill.data.alignment import check_alignment
+from ray_backfill.data.columns import kind_of, unknown
 from ray_backfill.data.division import FEWEST
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable, read_folder, read_train
 from ray_backfill.data.truth import ground_truth
+from ray_backfill.data.write import with_train
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.orders import GalleryColumns, make_order
 from ray_backfill.engine.replay import Curve, Served, replay_pairs
@@ -161,6 +167,7 @@ def fit_folder(
     if not methods:
         raise InputError("none of these methods has anything to fit; give e.g. --methods rqt cl_s cl_m mcl rm")
     folder = read_folder(data, models_of(methods))
+    check_alignment(folder)
     left_out = find_left_out(folder, methods, (), fits, evaluation.distance)
     for each in left_out:
         if each.name in evaluation.methods:
@@ -184,6 +191,48 @@ def fit_maps(comparison: Comparison, fits: FitSettings, context: Context) -> tup
         return comparison.fitted({}), ()
     networks, tuned = _fitted(comparison.folder, comparison.methods, fits, comparison.evaluation, context)
     return comparison.fitted(networks), tuned
+
+
+def fit_on_halves(
+    comparison: Comparison, own: Mapping[str, FitSettings], fits: FitSettings, context: Context
+) -> Comparison:
+    """Fit each method that learns from labels on either half of the classes alone, into ``out/halves``.
+
+    Only if training has seen all classes of the queries, so that these cannot tell what it gives on others. own: method
+    -> settings of its own. The fits do without a classifier and further views, which would know all classes.
+    """
+    methods = [m for m in comparison.methods if m.fit and not m.is_reference and (m.fit.needs_labels or m.learns_new)]
+    train, halves = comparison.folder.train, _halves_of_classes(comparison.folder) if methods else ()
+    found = []
+    for number, classes in enumerate(halves):
+        assert train is not None
+        assert train.label is not None
+        place = context.out / "halves" / str(number)
+        folder = replace(comparison.folder, classifier=None, train_views={})
+        folder = with_train(folder, train.take(np.flatnonzero(np.isin(train.label, classes))), place)
+        where = place / "maps", folder, methods, fits, comparison.evaluation.distance
+        try:
+            found.append((classes, FittedMaps(fit_stage(*where, context.workers, context.overwrite, own))))
+        except InputError as error:  # the run does not depend on it
+            say(f"not judged on classes that training has not seen: {error}")
+            return comparison
+    return replace(comparison, halves=tuple(found))
+
+
+def _halves_of_classes(folder: EmbeddingFolder) -> tuple[NDArray[Any], ...]:
+    """Two random halves of the train split's classes; () unless all answers have these, and both can be judged."""
+    train, part, gallery, queries = folder.train, folder.validation, folder.gallery, folder.queries or folder.gallery
+    if train is None or part is None or any(each.label is None for each in (train, part, gallery, queries)):
+        return ()
+    known: NDArray[Any] = np.asarray(train.label)
+    names = np.unique(known[~unknown(known)])
+    shared = np.intersect1d(np.asarray(gallery.label), np.asarray(queries.label))
+    if kind_of(shared) != kind_of(names) or not np.isin(shared[~unknown(shared)], names).all():
+        return ()
+    shuffled = np.random.default_rng(0).permutation(names)
+    halves = shuffled[::2], shuffled[1::2]
+    parts = (part.take(np.flatnonzero(np.isin(np.asarray(part.label), half))) for half in halves)
+    return () if any(why_not_judged(each) for each in parts) else halves
 
 
 def _fitted(

@@ -80,7 +80,8 @@ class Replayed:
     permutation_aucs: metric -> (P,) AUC of each permutation; {} if there is one. first_top1: (Q, J) whether the first
     result is right in the first permutation. flips: its changes, with the first items; None for references, and but for
     the leading merge. merge: the kind of the merge; of the merge "best", the chosen one. with_merge: of old and new,
-    the same system with each merge that changes its ranking.
+    the same system with each merge that changes its ranking. reached: metric -> 95 % limits of the progress t from
+    which on M_t is as good as old, half-way, and as good as new, infinite for never; {} of old and new.
     """
 
     curve: Curve
@@ -94,6 +95,7 @@ class Replayed:
     flips: Flips | None = None
     merge: str = RAW.name
     with_merge: "Mapping[str, Replayed]" = field(default_factory=dict)
+    reached: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     @property
     def n_queries(self) -> int:
@@ -105,40 +107,55 @@ class Replayed:
         """The changes of first results, without the items where these are not known: under a merge."""
         return changes(self.first_top1) if self.flips is None else self.flips
 
-    def negative_flips_max(self, before_Q: stats.RightQT | None = None) -> float:
-        """Return the largest share of queries with a right first result before and a wrong one at some moment.
+    def negative_flips(self, before_Q: stats.RightQT | None = None) -> NDArray[np.float64]:
+        """Return the (J,) share of queries with a right first result before and a wrong one at each moment.
 
         before_Q: (Q,) whether the first result was right before; by default that of this method's own start.
         """
         before = self.top1_correct[:, 0] if before_Q is None else before_Q
-        return float(stats.negative_flips(before[:, None], self.top1_correct, self.curve.weights).max())
+        return stats.negative_flips(before[:, None], self.top1_correct, self.curve.weights)
 
     def settles_at(self, metric: str, target: float) -> float:
         """Return the progress from which on M_t never is below ``target``; NaN if it is at the end."""
-        index = stats.settles(self.values[metric], target - stats.ROUNDING)
+        return self.settled(self.values[metric], target)
+
+    def settled(self, values: NDArray[np.float64], target: float) -> float:
+        """The same of any (J,) values."""
+        index = stats.settles(values, target - stats.ROUNDING)
         return float("nan") if index is None else float(self.t[index])
 
 
-def judge(curves: Sequence[Curve], step: int) -> Replayed:
+def judge(curves: Sequence[Curve], step: int, margin: float = 0.0, ends: "Sequence[Replayed]" = ()) -> Replayed:
     """Judge a curve at all its moments, and keep every ``step``-th one for the report. Cost: O(DRAWS Q J).
 
-    curves: one, or those of several permutations of a random order, whose mean is judged.
+    curves: one, or those of several permutations of a random order, whose mean is judged. margin: loss that counts as
+    none. ends: old and new; without them the limits of milestones stay unknown.
     """
     curve = mean_curve(curves)
     values = {metric: curve.values(metric) for metric in curve.per_query}
-    draws, falls = {}, {}
+    draws, falls, reached = {}, {}, {}
     for metric, values_QJ in track(curve.per_query.items(), "bootstrap", "metrics"):
         means = stats.bootstrap_means(values_QJ, curve.weights)
         fall = stats.largest_fall(values[metric])
         limits = stats.fall_limits(means, values[metric])
         falls[metric] = FallFound(fall.size, *limits, float(curve.t[fall.peak]), float(curve.t[fall.trough]))
         draws[metric] = means[:, ::step].copy()
+        if ends:
+            old, new = (end.draws[metric][:, [at]] for end, at in zip(ends, (0, -1), strict=True))
+            apart = (means - target for target in (old - margin, (old + new) / 2, new - margin))
+            found = [stats.settle_limits(each, len(curve.scored)) for each in apart]
+            reached[metric] = [(_progress(curve.t, low), _progress(curve.t, high)) for low, high in found]
     if curve.embedded is not None:
         values[NEW_EMBEDDINGS] = stats.mean(curve.embedded, curve.weights)
     reported = [each.thinned(step) for each in curves] if len(curves) > 1 else []
     aucs = {metric: np.array([each.auc(metric) for each in reported]) for metric in curve.per_query if reported}
     first_top1 = curves[0].top1_correct.astype(np.bool_, copy=False)
-    return Replayed(curve.thinned(step), draws, curve.t, values, falls, curve.top1_correct, aucs, first_top1)
+    kept = curve.thinned(step)
+    return Replayed(kept, draws, curve.t, values, falls, curve.top1_correct, aucs, first_top1, reached=reached)
+
+
+def _progress(t: NDArray[np.float64], index: float) -> float:
+    return float(t[int(index)]) if np.isfinite(index) else index
 
 
 def permutation_seeds(seed: int, number: int) -> list[int]:
@@ -274,7 +291,8 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
     serve: makes the systems of some methods.
     """
     curves: dict[Key, Replayed] = {}
-    further = further_permutations(comparison.orders, comparison.evaluation.permutations)
+    how = comparison.evaluation
+    further = further_permutations(comparison.orders, how.permutations)
     references = [method.name for method in comparison.methods if method.is_reference]
     with task("replay", len(comparison.methods), "methods") as bar:
         for methods in _groups(comparison):
@@ -293,7 +311,7 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
                         switch = systems.switches[index]
                         served.append(Served(*systems.at[index], orders, switch, merge, method.recalls))
                         keys.append((method.name, name))
-                for together in _apart(served, comparison.evaluation.metrics):
+                for together in _apart(served, how.metrics):
                     found = serving.replay([served[i] for i in together])
                     to_judge = [
                         (i, order, found_P)
@@ -301,7 +319,7 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
                         for order, found_P in by_order(of_orders).items()
                     ]
                     for i, order, found_P in track(to_judge, "judge", "curves"):
-                        judged = judge(found_P, comparison.evaluation.step)
+                        judged = judge(found_P, how.step, how.margin, _ends(curves, order))
                         curves[keys[i][0], order, keys[i][1]] = replace(judged, merge=served[i].merge.name)
                 for pair, (of_method, of_merge) in zip(served, keys, strict=True):
                     leads = of_merge == leading_merge(merge for name, merge in keys if name == of_method)
@@ -309,6 +327,12 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
                         curves |= _with_flips(of_method, of_merge, pair, curves, serving.find)
             bar.advance(len(methods))
     return in_order(comparison, _with_merges(curves))
+
+
+def _ends(curves: Curves, order: str) -> list[Replayed]:
+    """Old and new, with which curves of this order are compared; [] before both are judged."""
+    found = [curves[name, order, RAW.name] for name in (OLD, NEW) if (name, order, RAW.name) in curves]
+    return found if len(found) == 2 else []
 
 
 def _with_merges(curves: Curves) -> Curves:
@@ -369,7 +393,7 @@ def _groups(comparison: Comparison) -> Iterator[list[Method]]:
     n_vectors = len(folder.gallery) + comparison.truth.n_queries
     group: list[Method] = []
     size = 0
-    for method in comparison.methods:
+    for method in sorted(comparison.methods, key=lambda each: each.name not in (OLD, NEW)):  # others are judged by them
         own = sum(not model for model in (method.backward, method.forward))
         more = 9 * n_values + 4 * own * widest * n_vectors
         if group and size + more > _GROUP_BYTES:

@@ -6,7 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ray_backfill.compare.evaluation import Evaluation, Named
+from numpy.typing import NDArray
+
+from ray_backfill.compare.evaluation import FEW_ANSWERS, Evaluation, Named
 from ray_backfill.compare.fitted import (
     FittedMaps,
     MergeFits,
@@ -20,7 +22,7 @@ from ray_backfill.data.doctor import FIT_NOISE, few_items_per_dimension
 from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.data.leakage import leakage_notes
 from ray_backfill.data.query_groups import Slice, resolve_slices
-from ray_backfill.data.truth import Truth, check_vectors, find_truth, usual_answers
+from ray_backfill.data.truth import Truth, check_vectors, find_truth, parse_truth, usual_answers
 from ray_backfill.engine.bands import Band, band_of, do_compare
 from ray_backfill.engine.merges import BEST, RAW, Merge, MergeKind
 from ray_backfill.engine.systems import GroundTruth, IntArray, UpgradePair
@@ -50,7 +52,8 @@ class Comparison:
 
     named: the settings, and the methods that take part. notes: sentences for the report about what is wrong with the
     data. slices: groups of queries. truth_facts: what ``--truth`` was and which bands the distances fill, for the
-    manifest. maps: fitted maps; empty before the fits.
+    manifest. maps: fitted maps; empty before the fits. halves: two halves of the classes of the train split, each with
+    maps that were fitted on it alone; () where nothing was.
     """
 
     folder: EmbeddingFolder
@@ -63,6 +66,7 @@ class Comparison:
     slices: tuple[Slice, ...] = ()
     truth_facts: Mapping[str, Any] = field(default_factory=dict)
     maps: FittedMaps = field(default_factory=FittedMaps)
+    halves: tuple[tuple[NDArray[Any], FittedMaps], ...] = ()
 
     @property
     def evaluation(self) -> Evaluation:
@@ -151,8 +155,10 @@ def resolve_truth(folder: EmbeddingFolder, named: Named, from_images: bool = Fal
     how = named.evaluation
     check_vectors(folder, how.distance)
     found = find_truth(folder, how.truth, how.distance, not from_images, how.filter)
-    usual = usual_answers(found.ground)
-    return found, named.with_metrics(usual)
+    kind, k, _ = parse_truth(how.truth)
+    if kind.is_retention:  # the metric by which it is closest to real right answers: docs/results/retention.md
+        return found, named.with_recommended((f"recall@{max(FEW_ANSWERS, k)}",))
+    return found, named.with_metrics(usual_answers(found.ground))
 
 
 def resolve_with(

@@ -225,11 +225,6 @@ class ResultsData:
 
         return frozenset(name for name, of in self.manifest.traits.methods.items() if of.family == CONTROLS)
 
-    @cached_property
-    def has_gains_vs_raw(self) -> bool:
-        """Whether some gain is relative to old and new with a merge that changes what they find alone."""
-        return any(row.gain != row.gain_vs_raw for row in self.rows if math.isfinite(row.gain_vs_raw))
-
     @property
     def recalling(self) -> frozenset[str]:
         """The methods that embed items for every query, cascades, unless the run says that they may be recommended."""

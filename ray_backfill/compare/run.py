@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation, Named, check_memory
-from ray_backfill.compare.fits import fit_maps
+from ray_backfill.compare.fits import chosen, fit_maps, fit_on_halves
 from ray_backfill.compare.replay import Curves, in_order, replay_here
 from ray_backfill.compare.resolve import Comparison, resolve_truth, resolve_with
 from ray_backfill.compare.results import ResultsData
+from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.compare.write import (
     check_can_be_extended,
     facts_of,
@@ -28,6 +29,7 @@ from ray_backfill.compare.write import (
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, step
 from ray_backfill.core.stages import OtherSettingsError, is_finished, settle
+from ray_backfill.data.alignment import check_alignment
 from ray_backfill.data.division import fit_rows
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.write import with_train
@@ -75,6 +77,7 @@ def evaluate_folder(
             show_first(results_in_memory(untrained, first, facts), [method.title for method in to_train])
         comparison, tuned = fit_maps(comparison, fits, context)
         facts = facts_of(comparison, fits, context, recipe, time.perf_counter() - started, tuned)
+        comparison = fit_on_halves(comparison, chosen(tuned, fits), fits, context)
         return write_results(
             comparison, out, facts, lambda all_: _replay_rest(all_, first, replayed), context.overwrite
         )
@@ -89,6 +92,8 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
     settle(out, files())
     models = models_of(named.methods)
     folder = _read(data, models, context.out)
+    if not from_images:
+        check_alignment(folder)
     tables = [folder.gallery, *([folder.queries] if folder.queries else [])]
     if not named.evaluation.truth and all(each.label is None and each.positives is None for each in tables):
         named = replace(named.evaluation, truth=("new-top1",)).named
@@ -144,8 +149,11 @@ def _has_first_table(comparison: Comparison, to_train: Sequence[Method]) -> bool
 
 
 def _replay_rest(comparison: Comparison, first: Curves, replayed: Callable[[Comparison], Curves]) -> Curves:
-    """The curves of all methods, in their order. first: curves that are already computed."""
-    done = {key[0] for key in first}
+    """The curves of all methods, in their order. first: curves that are already computed.
+
+    Old and new are replayed again: the milestones of the others are judged by them.
+    """
+    done = {key[0] for key in first} - {OLD, NEW}
     rest = [method for method in comparison.methods if method.name not in done]
     return in_order(comparison, {**first, **replayed(comparison.only(rest))})
 

@@ -72,17 +72,11 @@ class SummaryRow:
     auc_mean: Annotated[float, "plain mean of the points (as in FastFill's code)"]
     gain: Annotated[
         float,
-        "(auc - old_auc) / (new_auc - old_auc), 1.0 = 100 %; and its 95 % interval; all NaN if new is not "
-        "significantly better than old",
+        "(auc - auc of old) / (auc of new - auc of old), 1.0 = 100 %, of {old, old} and {new, new} as they are served, "
+        "with raw distances; and its 95 % interval; all NaN if new is not significantly better than old",
     ]
     gain_low: float
     gain_high: float
-    gain_vs_raw: Annotated[
-        float,
-        "the gain relative to {old, old} and {new, new} with raw distances, whatever the merge",
-    ]
-    gain_vs_raw_low: float
-    gain_vs_raw_high: float
     old_auc: Annotated[
         float,
         "auc of {old, old} and {new, new} with this merge, which differs from that with raw distances if the merge "
@@ -107,13 +101,21 @@ class SummaryRow:
     fall_end: float
     passes_old_at: Annotated[
         float,
-        "progress from which on M_t never is below the metric of {old, old} by more than the margin; NaN if it ends "
-        "below",
+        "progress from which on M_t never is below the metric of {old, old} by more than the margin, NaN if it ends "
+        "below; and its 95 % interval: infinite for never, NaN if unknown",
     ]
+    passes_old_at_low: float
+    passes_old_at_high: float
     half_gain_at: Annotated[
-        float, "progress from which on at least half of the upgrade's improvement is reached; NaN without a gain"
+        float,
+        "progress from which on at least half of the upgrade's improvement is reached, NaN without a gain; and its "
+        "95 % interval",
     ]
+    half_gain_at_low: float
+    half_gain_at_high: float
     passes_new_at: Annotated[float, "like `passes_old_at`, for {new, new}"]
+    passes_new_at_low: float
+    passes_new_at_high: float
     starts_at_old: Annotated[
         str,
         "verdicts (`yes`, `no`, `undecided`) on three conditions: M_0 is no worse than {old, old}; M_1 no worse than "
@@ -126,6 +128,11 @@ class SummaryRow:
     ]
     negative_flips_vs_old_max: Annotated[
         float, "largest share of queries whose first result is right in {old, old} and wrong at some moment"
+    ]
+    flips_as_new_at: Annotated[
+        float,
+        "progress from which on the share of these queries is at most that of {new, new} plus the margin; NaN if it "
+        "ends above, or is unknown",
     ]
 
 
@@ -193,6 +200,15 @@ class QueryValues:
     quantity: Annotated[str, f"`{AUC}`, `{START}` (M_0) or `{END}` (M_1)"]
     values: Annotated[list[float], "one for each query, in the order of `queries.parquet`"]
 
+
+# Table -> columns that earlier versions do not have -> what stands for them.
+_MILESTONES = ("passes_old_at", "half_gain_at", "passes_new_at")
+OLDER: Mapping[str, Mapping[str, float]] = {
+    "summary": {f"{name}_{end}": float("nan") for name in _MILESTONES for end in ("low", "high")}
+    | {"flips_as_new_at": float("nan")}
+}
+# Table -> column that earlier versions had beside another of the name that it has now -> this name.
+RENAMED = {"summary": {f"gain_vs_raw{end}": f"gain{end}" for end in ("", "_low", "_high")}}
 
 # File name without its suffix -> row type.
 SPINE: Mapping[str, type] = {

@@ -72,12 +72,14 @@ def summary_row(
     of_this, olds, news = (areas[*each, metric] for each in (key, old_key, new_key))
     is_upgrade = has_gain and stats.is_upgrade(olds, news, found.n_queries)
     with_old, with_new = (each.with_merge.get(found.merge, each) for each in (old, new))
-    gain_vs_raw = _gain(found, old, new, metric) if is_upgrade else (NAN, NAN, NAN)
-    gain = _gain(found, with_old, with_new, metric) if is_upgrade else gain_vs_raw
-    half = (with_old.values[metric][0] + with_new.values[metric][-1]) / 2
+    gain: Limited = NAN, NAN, NAN
+    if is_upgrade:
+        limits = stats.gain_limits(of_this, olds, news, found.n_queries)
+        gain = (found.curve.gain(metric, old.curve, new.curve), *limits)
     values, old_value, new_value = found.values[metric], old.values[metric][0], new.values[metric][-1]
     start_vs_old, end_vs_new = _apart(found, old, metric, 0), _apart(found, new, metric, -1)
-    fall = found.falls[metric]
+    fall, reached = found.falls[metric], found.reached.get(metric, [(NAN, NAN)] * 3)
+    lost, finished = (each.negative_flips(old.top1_correct[:, 0]) for each in (found, new))
     return spine.SummaryRow(
         *key,
         title,
@@ -85,36 +87,28 @@ def summary_row(
         *limited(found.curve.auc(metric), of_this, found.n_queries),
         found.curve.auc_mean(metric),
         *gain,
-        *gain_vs_raw,
         with_old.curve.auc(metric),
         with_new.curve.auc(metric),
         float(values[0]),
         float(values[-1]),
         *start_vs_old,
         *end_vs_new,
-        moments=len(found.t),
-        largest_fall=fall.size,
-        largest_fall_low=fall.low,
-        largest_fall_high=fall.high,
-        fall_start=fall.start,
-        fall_end=fall.end,
-        passes_old_at=found.settles_at(metric, old_value - margin),
-        half_gain_at=found.settles_at(metric, half) if np.isfinite(gain[0]) else NAN,
-        passes_new_at=found.settles_at(metric, new_value - margin),
+        len(found.t),
+        fall.size,
+        fall.low,
+        fall.high,
+        fall.start,
+        fall.end,
+        *(found.settles_at(metric, old_value - margin), *reached[0]),
+        *((found.settles_at(metric, (old_value + new_value) / 2), *reached[1]) if is_upgrade else (NAN, NAN, NAN)),
+        *(found.settles_at(metric, new_value - margin), *reached[2]),
         starts_at_old=_no_loss(start_vs_old, margin),
         ends_at_new=_no_loss(end_vs_new, margin),
         never_falls=_never_falls(fall, margin),
-        negative_flips_max=found.negative_flips_max(),
-        negative_flips_vs_old_max=found.negative_flips_max(old.top1_correct[:, 0]),
+        negative_flips_max=float(found.negative_flips().max()),
+        negative_flips_vs_old_max=float(lost.max()),
+        flips_as_new_at=found.settled(-lost, -finished[-1] - margin),
     )
-
-
-def _gain(found: Replayed, old: Replayed, new: Replayed, metric: str) -> Limited:
-    """The gain relative to these references with its interval; NaN if new is not clearly better than old."""
-    mine, olds, news = (stats.auc_draws(e.curve.t, e.draws[metric], e.curve.is_step) for e in (found, old, new))
-    if not stats.is_upgrade(olds, news, found.n_queries):
-        return NAN, NAN, NAN
-    return found.curve.gain(metric, old.curve, new.curve), *stats.gain_limits(mine, olds, news, found.n_queries)
 
 
 def limited(value: float, draws: NDArray[np.float64], n_queries: int) -> Limited:

@@ -57,7 +57,7 @@ T = TypeVar("T", Method, Order, MergeKind)
 
 STAGE = "simulation"
 # Version of the results folder; increases when the shape of a table or the meaning of the key changes.
-FORMAT = 9
+FORMAT = 10
 # What a further run adds to finished results.
 _NAMES = ("methods", "orders", "merges", "cutoffs")
 

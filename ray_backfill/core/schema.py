@@ -77,7 +77,12 @@ def write_table(path: Path, table: "pd.DataFrame") -> None:
 
 
 def read_table(
-    path: Path, row_type: type, again: str, may_be_empty: bool = False, older: Mapping[str, str] | None = None
+    path: Path,
+    row_type: type,
+    again: str,
+    may_be_empty: bool = False,
+    older: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> "pd.DataFrame":
     """Read a Parquet file and return the columns of ``row_type``, in order.
 
@@ -87,6 +92,7 @@ def read_table(
         again: Remedy for error messages, such as "run simulate again".
         may_be_empty: Accept a table without rows.
         older: Columns that tables of older versions lack -> the value that they stand for.
+        renamed: Columns of older versions -> the column whose place they take where they are there.
 
     Raises:
         InputError: The file is missing or not Parquet, lacks a column, or has no rows.
@@ -100,6 +106,7 @@ def read_table(
     except (OSError, ValueError, pa.ArrowException) as error:
         raise InputError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}): {again}") from error
     found = found.assign(**{name: value for name, value in (older or {}).items() if name not in found.columns})
+    found = found.assign(**{to: found[name] for name, to in (renamed or {}).items() if name in found.columns})
     missing = [name for name in columns(row_type) if name not in found.columns]
     if missing:
         raise InputError(f"{path} lacks the column {', '.join(missing)}: {again} with this version")

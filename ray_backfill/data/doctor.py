@@ -269,7 +269,7 @@ def _of_labels(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
     if labels[0] is None or labels[1] is None:
         yield Finding(
             "note", "label", "there are no right answers: neither labels in gallery and queries nor positives",
-            "run with --truth new-top1, known-item, qrels or clicks, or add labels",
+            "judge 50 queries (simulate --judge FILE), run with --truth known-item, qrels or clicks, or add labels",
         )  # fmt: skip
         return
     if labels[0].dtype.kind != labels[1].dtype.kind:

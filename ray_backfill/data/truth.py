@@ -15,18 +15,15 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError, local_path, regular_file, unknown_name
 from ray_backfill.core.plugins import rows_from_outside
-from ray_backfill.core.progress import step
 from ray_backfill.data.columns import as_ids, as_weights, is_text, kind_of, plain, some, unknown
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
+from ray_backfill.data.judging import draw, first_found, read_sheet
 from ray_backfill.data.leakage import own_items
 from ray_backfill.data.sources import open_source
 from ray_backfill.data.text import lines_of
-from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.systems import Filter, GroundTruth, IntArray
 
 _QRELS = ["query", "iteration", "item", "grade"]
-# Queries that search together for what the new model finds.
-_QUERIES = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -421,25 +418,17 @@ def _new_top(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
             f"--truth new-top{request.k}: a query can find {most:,} items, so all of them would be right, and every "
             f"method would be at 100 %{smaller}"
         )
-    found: list[IntArray] = [np.empty(0, np.int64)] * len(queries)
-    with step("find what the new model finds", len(queries), "queries") as bar:
-        for rows, items in parts:
-            partition = make_partition(IndexSettings(), request.distance, gallery.new.shape[1], None)
-            partition = partition.with_rows(gallery.new[items], items)
-            k = min(request.k, len(items) - is_self)
-            for first in range(0, len(rows), _QUERIES):
-                some = rows[first : first + _QUERIES]
-                position = partition.search(queries.new[some], k + is_self).position
-                if is_self:
-                    own = position == some[:, None]
-                    own[~own.any(axis=1), -1] = True  # it may be hidden behind its copies
-                    position = position[~own].reshape(len(some), -1)
-                for query, right in zip(some.tolist(), position, strict=True):
-                    found[query] = right
-                bar.advance(len(some))
+    found = first_found(folder, "new", request.k, request.distance, request.filter)
     ignored = [[query] for query in range(len(queries))] if is_self else None
     ground = GroundTruth.from_positives(found, ignored, n_gallery=len(gallery))
     return Truth(replace(ground, weights=None), {"k": request.k})
+
+
+def _judged(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
+    """The judged items are those of old and new alone, so methods between them are compared as by new-top1."""
+    found = read_sheet(folder, Path(request.argument), draw(folder, request.distance, request.filter))
+    truth = _new_top(folder, replace(request, k=1))
+    return replace(truth, facts={**truth.facts, "judged": found})
 
 
 TRUTHS = (
@@ -452,6 +441,13 @@ TRUTHS = (
         _known_item,
     ),
     TruthKind("qrels", "FILE", "Judgements in TREC's format, with grades.", _qrels),
+    TruthKind(
+        "judged",
+        "FILE",
+        "The file of --judge, filled: it decides which model is better. Methods are compared as by new-top1.",
+        _judged,
+        is_retention=True,
+    ),
     TruthKind(
         "clicks",
         "SOURCE",

@@ -32,6 +32,7 @@ from ray_backfill.core.stages import (
     note_facts,
     read_json,
 )
+from ray_backfill.data.alignment import check_alignment
 from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.jobs import FromImages, FromItems, FromStore, LiveJob, PartsJob, Questions, ShardJob
 from ray_backfill.drill.journal import Finished, Journal, Started, of_type
@@ -71,7 +72,9 @@ def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: Li
     context.actors.require_own_decoders()
     method, evaluation = check_drill(evaluation, live)
     with step("read embeddings"):
-        comparison = resolve(read_folder(data, models_of([method])), evaluation.named, fits, to_come=())
+        folder = read_folder(data, models_of([method]))
+        check_alignment(folder)
+        comparison = resolve(folder, evaluation.named, fits, to_come=())
     gallery = comparison.folder.gallery
     return run_resolved(comparison, method, FromStore(gallery.stored, len(gallery)), fits, live, context)
 

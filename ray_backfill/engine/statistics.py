@@ -197,6 +197,28 @@ def settles(values: NDArray[np.float64], target: float) -> int | None:
     return first if first < len(values) else None
 
 
+def settle_limits(above: NDArray[np.float64], n_queries: int) -> tuple[float, float]:
+    """Return the 95 % limits of the index that ``settles`` finds; infinite: at no point; NaN if draws are.
+
+    Limits of the values are inverted, so a draw that never reaches the target needs no index. The true index is above
+    the upper limit only if the curve is below its target at the point before it: limits of single points do. It is
+    below the lower limit if the curve seems too low at any of the points that follow: these need limits of all points
+    at once, as in ``lowest_limits``. Percentiles of the draws' own indices are too late where a curve stays close to
+    its target: docs/results/coverage.md. Cost: O(DRAWS T).
+
+    above: (DRAWS, T) bootstrap means of a curve minus those of its target.
+    """
+    if np.isnan(above).any():
+        return float("nan"), float("nan")
+    errors = above - above.mean(axis=0)
+    spread = errors.std(axis=0)
+    scaled = np.divide(-errors, spread, out=np.zeros_like(errors), where=spread > _STILL)
+    least, most = _levels(n_queries)
+    highest = above.mean(axis=0) + np.quantile(scaled.max(axis=1), most) * spread
+    first, last = (settles(limit, -ROUNDING) for limit in (highest, np.quantile(above, least, axis=0)))
+    return float("inf") if first is None else first, float("inf") if last is None else last
+
+
 def lost(before_QT: RightQT, now_QT: RightQT) -> FloatQT:
     """Return 1 where a query's top-1 was correct before and is wrong now, otherwise 0.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import IntArray
-from ray_backfill.forecast.models import CELLS, Cells, Floats, Floats32, OtherItems
+from ray_backfill.forecast.models import CELLS, Calibration, Cells, Floats, Floats32, OtherItems
 
 # Items whose distances to a block of queries are computed at a time: they should stay in the cache until counted.
 _TILE = 1024
@@ -147,7 +147,7 @@ class CountingShard:
             for row, left_out in enumerate(block.left_out):
                 gone = self._here(left_out, first, last)
                 stand_in[row, gone], before[row, gone] = np.nan, np.inf
-            counted = Tile(stand_in, old, before, self.moment[:, first:last])
+            counted = Tile(cells.logs(stand_in), cells.logs(old), before, self.moment[:, first:last])
             _count_tile(counted, cells.coefficients, cells.low, cells.width, at, out.places, out.cells)
         return out
 
@@ -180,7 +180,8 @@ def find_starts(thresholds: Floats32) -> Places:
 
 class Tile(NamedTuple):
     """(b, n) distances. stand_in: to the stand-ins, NaN for items that are known after their backfill. old: in the old
-    model. before: before the backfill, infinite for items that do not count. moment: (O, n) of their backfill.
+    model; both as logarithms. before: before the backfill, infinite for items that do not count. moment: (O, n) of
+    their backfill.
     """
 
     stand_in: Floats32
@@ -234,32 +235,31 @@ class Counts(NamedTuple):
 
 def count(
     places: IntArray, cells: IntArray, known_moments: IntArray, after: Floats32, others: OtherItems,
-    thresholds: Floats32, beyond: float = 0.0,
+    thresholds: Floats32, calibration: Calibration,
 ) -> Counts:  # fmt: skip
     """The counts of one query from its histograms, as in ``Histograms``.
 
-    known_moments: (O, k) when other known items are backfilled. after: (k,) their distances then. beyond: see
-    ``Calibration``.
+    known_moments: (O, k) when other known items are backfilled. after: (k,) their distances then.
     """
     orders, number, points = len(places), len(thresholds), places.shape[2] - 1
     closer = np.zeros((orders, number, points), np.int64)
     for o in range(orders):
         _closer(places[o], known_moments[o], after, thresholds, closer[o])
     hidden = np.cumsum(cells[:, :, :points], axis=2).astype(np.float64)
-    likely = others.cumulative(thresholds)  # (1 + PARTS, CELLS, M)
+    likely = calibration.factor * others.cumulative(thresholds)  # (1 + PARTS, CELLS, M)
     by_threshold = likely.swapaxes(1, 2) @ hidden.swapaxes(0, 1).reshape(len(hidden[0]), -1)  # (1 + PARTS, M, O T)
     expected = by_threshold.reshape(*by_threshold.shape[:2], orders, points).swapaxes(1, 2)
-    changes = np.concatenate([structural_error(expected[:1], beyond), expected[1:] - expected[0]])
+    changes = np.concatenate([structural_error(expected[:1], calibration.error), expected[1:] - expected[0]])
     return Counts(thresholds, closer, expected[0], changes)
 
 
-def structural_error(expected: Floats, beyond: float = 0.0) -> Floats:
+def structural_error(expected: Floats, error: float = 0.0) -> Floats:
     """By how much expected numbers of closer items may be wrong besides the sample's error, as a standard deviation.
 
-    The model has the same residuals for all queries. beyond: share by which it disagrees with the sample, see
-    ``Calibration``. docs/results/forecast.md: what intervals with this error cover.
+    The model has the same residuals for all queries. error: of the factor, see ``Calibration``.
+    docs/results/forecast.md: what intervals with this error cover.
     """
-    return np.asarray((0.03 + beyond) * expected + 0.15 * np.sqrt(expected))
+    return np.asarray(np.hypot(0.03, error) * expected + 0.15 * np.sqrt(expected))
 
 
 @kernel

@@ -192,7 +192,7 @@ class _ChosenQueries:
         moments = self.moment_ON[:, self.known.position[is_other]].astype(np.int64)
         at, calibration, drawn = query.at, self.models.calibration, query.drawn
         own = places[:, : len(at.after) + 1]
-        counts = count(own, cells, moments, query.after[is_other], self.models.others, at.after, calibration.beyond)
+        counts = count(own, cells, moments, query.after[is_other], self.models.others, at.after, calibration)
         gains = [(metric, metric.gains(self.truth, query.number)) for metric in self.metrics.values()]
         gain = np.stack([each / metric.largest(each) for metric, each in gains])[:, drawn.answer]
         entries = Entries(

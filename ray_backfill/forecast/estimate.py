@@ -169,6 +169,18 @@ class Units:
         return replace(self, value=value, without=without, shift=shift, sampled=sampled)
 
 
+def mean_of(value: Floats, group: NDArray[np.int64]) -> Limits:
+    """The mean over m queries with its limits. value: (m,). group: (m,) those of a group may err together."""
+    _, of = np.unique(group, return_inverse=True)
+    totals, middle = np.bincount(of, value - value.mean()), float(value.mean())
+    groups = len(totals)
+    if groups < 2:
+        return Limits(middle, -np.inf, np.inf)
+    deviation = float(np.sqrt(totals @ totals * groups / (groups - 1))) / len(value)
+    half = float(student.ppf((1 + LEVEL) / 2, groups - 1)) * deviation
+    return Limits(middle, middle - half, middle + half)
+
+
 def structural_errors(changes_mT: Floats) -> Floats:
     """(T, T) independent changes of the mean over m queries that together are the structural error at each moment.
 

@@ -139,8 +139,13 @@ def with_stand_ins(folder: EmbeddingFolder, given: NewEmbeddings) -> EmbeddingFo
     return replace(folder, gallery=replace(folder.gallery, vectors=vectors))
 
 
+def with_known(folder: EmbeddingFolder, given: NewEmbeddings) -> EmbeddingFolder:
+    """The folder with those items of the gallery alone whose new embeddings are known."""
+    rows = folder.gallery.take(given.known.position)
+    return replace(folder, gallery=replace(rows, vectors={"old": rows.old, "new": given.new}))
+
+
 def with_pilot(folder: EmbeddingFolder, given: NewEmbeddings, place: Path) -> EmbeddingFolder:
     """The folder with the pilot as its train split, which is written to ``place``, where fits read it again."""
-    pilot = given.known.pilot
-    rows = folder.gallery.take(given.known.position[pilot])
-    return with_train(folder, replace(rows, vectors={"old": rows.old, "new": given.new[pilot]}), place)
+    pilot = with_known(folder, given).gallery.take(np.flatnonzero(given.known.pilot))
+    return with_train(folder, pilot, place)

@@ -1,13 +1,15 @@
 """Models of distances, fitted on the known items: of other items, of right answers, and how counts vary.
 
 Of items that are no right answers, a regression on the stand-in's distance, the old distance and their product predicts
-the distance; what remains is the empirical distribution of the residuals at similar predictions. Pairs of a query and
-an item that was drawn at random are what it is fitted on; items that were taken because they are close would bias it.
-How far the distribution may be off is estimated by the jackknife: items are divided into ``PARTS``, and each part is
-left out in turn.
+the distance, all as logarithms; what remains is the empirical distribution of what is missing from the distance at
+similar predictions. A regression of distances themselves expected items of narrow bands closer than any can be. Pairs
+of a query and an item that was drawn at random are what it is fitted on; items that were taken because they are close
+would bias it. How far the distribution may be off is estimated by the jackknife: items are divided into ``PARTS``, and
+each part is left out in turn.
 
 Calibration checks that model on the items that were sampled at random: of each chosen query, those that are closer than
-its sampled right answers are counted and compared with their expected number.
+its sampled right answers are counted and compared with their expected number. All expected numbers are multiplied by
+the ratio, as far as the sample tells it from 1.
 
 Of right answers that are not sampled, distances are drawn: log d = a + b log s + u + e. s is the distance of the item's
 stand-in, u what the answers of a query have in common (normal), e the rest (empirical). That model is fitted by
@@ -16,6 +18,7 @@ expectation maximisation (Laird and Ware, 1982).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +29,6 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import GroundTruth, IntArray
-from ray_backfill.forecast.tables import LEAST_RATIO, MOST_RATIO
 
 # Cells of predicted distance, of equal width.
 CELLS = 256
@@ -43,6 +45,8 @@ _ROOM = 0.5
 _GRID = 2048
 # Limits of the fitted variance between queries of the ratio of observed to expected numbers.
 _LEAST_VARIANCE, _MOST_VARIANCE = 0.01, 5.0
+# Standard deviation of the logarithm of the ratio, before anything is observed.
+_PRIOR = 0.3
 # Distances below this share of a unit count as this: their logarithms would outweigh all others.
 _LEAST = 1e-3
 _ROUNDS = 40
@@ -60,18 +64,25 @@ Floats32 = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """How items are divided by their predicted distances. coefficients: (4,) of constant, stand-in's distance, old
-    distance, product. low, width: predictions are in cell (prediction - low) / width.
+    """How items are divided by predicted distances; all are logarithms. coefficients: (4,) of constant, stand-in's
+    distance, old distance, product. low, width: predictions are in cell (prediction - low) / width. unit: a usual
+    distance.
     """
 
     coefficients: Floats32
     low: float
     width: float
+    unit: float = 1.0
+
+    def logs(self, distances: Floats32) -> Floats32:
+        """Logarithms of distances, as the model takes them."""
+        return logarithms(distances, self.unit)
 
     def predict(self, stand_in: Floats32, old: Floats32) -> Floats:
-        """Predicted distances; shapes as given."""
+        """Logarithms of predicted distances, from distances; shapes as given."""
         a, b, c, d = self.coefficients.astype(np.float64)
-        return np.asarray(a + b * stand_in + c * old + d * stand_in * old)
+        x, y = self.logs(stand_in).astype(np.float64), self.logs(old).astype(np.float64)
+        return np.asarray(a + b * x + c * y + d * x * y)
 
     def of(self, predicted: Floats) -> NDArray[np.int64]:
         """The cell of each prediction."""
@@ -96,20 +107,18 @@ class OtherItems:
         Cost: PARTS CELLS M.
         """
         out = np.empty((1 + PARTS, CELLS, len(thresholds)))
-        cells = self.cells
-        _cumulative(cells.low, cells.width, self.bin_C, self.below, self.first, self.step, thresholds, out)
+        middle = np.exp(self.cells.low + (np.arange(CELLS) + 0.5) * self.cells.width)
+        _cumulative(middle, self.bin_C, self.below, self.first, self.step, thresholds, out)
         return out
 
 
 @kernel
-def _cumulative(
-    low: float, width: float, bins: Array, below: Array, first: float, step: float, at: Array, out: Array
-) -> None:  # fmt: skip
+def _cumulative(middle: Array, bins: Array, below: Array, first: float, step: float, at: Array, out: Array) -> None:
     grid = below.shape[2] - 1
     for c in range(len(bins)):
         whole = below[:, bins[c], grid].sum()
         for j in range(len(at)):
-            place = (at[j] - (low + (c + 0.5) * width) - first) / step
+            place = (at[j] - middle[c] - first) / step
             place = min(max(place, 0.0), grid - 1e-9)
             point = int(place)
             rest = place - point
@@ -136,7 +145,7 @@ def fit_others(
     predicted = cells.predict(stand_in, old)
     cell = cells.of(predicted)
     bin_C = _bins(np.bincount(cell, minlength=CELLS))
-    residual = true - predicted
+    residual = true - np.exp(predicted)
     first, last = float(residual.min()) - 1e-6 * unit, float(residual.max()) + 1e-6 * unit
     step = (last - first) / _GRID
     bins = int(bin_C.max()) + 1
@@ -149,15 +158,15 @@ def fit_others(
 def _fit_cells(stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats, unit: float) -> Cells:
     # Close pairs decide which right answers are overtaken.
     weight = weight * np.exp(-np.clip((stand_in - stand_in.mean()) / (stand_in.std() + 1e-12), -5, 1))
-    units = np.array([1, unit, unit, unit * unit])
-    x = np.stack([np.ones_like(stand_in), stand_in, old, stand_in * old], axis=1).astype(np.float64) / units
+    near, far, y = (logarithms(each, unit).astype(np.float64) for each in (stand_in, old, true))
+    x = np.stack([np.ones_like(near), near, far, near * far], axis=1)
     moments = (x * weight[:, None]).T @ x
     moments[np.diag_indices(4)] += 1e-9 * np.trace(moments)
-    coefficients = (np.linalg.solve(moments, (x * weight[:, None]).T @ true) / units).astype(np.float32)
-    predicted = Cells(coefficients, 0.0, 1.0).predict(stand_in, old)
-    low, high = float(predicted.min()) - 1e-4 * unit, float(predicted.max()) + 1e-4 * unit
+    coefficients = np.linalg.solve(moments, (x * weight[:, None]).T @ y).astype(np.float32)
+    predicted = Cells(coefficients, 0.0, 1.0, unit).predict(stand_in, old)
+    low, high = float(predicted.min()) - 1e-4, float(predicted.max()) + 1e-4
     low -= _ROOM * (high - low)
-    return Cells(coefficients, low, (high - low) / CELLS)
+    return Cells(coefficients, low, (high - low) / CELLS, unit)
 
 
 def _bins(pairs_C: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -187,15 +196,14 @@ class Checked:
 
 @dataclass(frozen=True)
 class Calibration:
-    """ratio: observed over expected number of closer items, fitted. variance: of the ratio between queries."""
+    """ratio: observed over expected number of closer items, fitted. variance: of the ratio between queries. factor:
+    what expected numbers are multiplied by. error: standard deviation of its logarithm.
+    """
 
     ratio: float
     variance: float
-
-    @property
-    def beyond(self) -> float:
-        """By what share of the expected numbers the ratio is outside of what may be chance."""
-        return max(0.0, self.ratio / MOST_RATIO - 1, 1 - self.ratio / LEAST_RATIO)
+    factor: float = 1.0
+    error: float = 0.0
 
 
 def check(observed: Floats, expected: Floats, share: float, answers: int) -> Checked:
@@ -208,8 +216,11 @@ def check(observed: Floats, expected: Floats, share: float, answers: int) -> Che
     return Checked(observed, expected + 1e-6, (1 + preceding) * of_all / (1 + preceding + of_all) ** 2 / number)
 
 
-def calibrate(checked: list[Checked]) -> Calibration:
-    """Fit a negative binomial distribution of the counts by maximum likelihood, weighted by influence."""
+def calibrate(checked: list[Checked], group: IntArray) -> Calibration:
+    """Fit a negative binomial distribution of the counts by maximum likelihood, weighted by influence.
+
+    group: of each query; those of a group err together. The logarithm of the ratio has a normal prior (``_PRIOR``).
+    """
     observed, expected, weight = (
         np.concatenate([getattr(each, name) for each in checked]) for name in ("observed", "expected", "influence")
     )
@@ -221,13 +232,20 @@ def calibrate(checked: list[Checked]) -> Calibration:
         chance = gammaln(observed + shape) - gammaln(shape) + shape * np.log(shape / (shape + mean))
         return -float(weight @ (chance + observed * np.log(mean / (shape + mean))))
 
-    ratio, variance = np.exp(np.clip(minimize(loss, [0.0, -1.0], method="Nelder-Mead").x, -5, 5))
-    return Calibration(float(ratio), float(np.clip(variance, _LEAST_VARIANCE, _MOST_VARIANCE)))
+    ratio, variance = np.exp(np.clip(minimize(loss, [0.0, -1.0], method="Nelder-Mead").x, -5, 5)).tolist()
+    pull = weight / (1 + variance * ratio * expected)
+    score = np.bincount(
+        np.repeat(group, [len(each.observed) for each in checked]), pull * (observed - ratio * expected)
+    )
+    of_sample = float(score @ score) / max(float(pull @ expected) * ratio, 1e-12) ** 2
+    kept = _PRIOR**2 / (_PRIOR**2 + of_sample)
+    variance = float(np.clip(variance, _LEAST_VARIANCE, _MOST_VARIANCE))
+    return Calibration(ratio, variance, ratio**kept, float(np.sqrt(of_sample * kept)))
 
 
-def logarithms(distances: NDArray[np.floating], unit: float = 1.0) -> Floats:
-    """Logarithms of distances, bounded below. unit: a usual distance."""
-    return np.asarray(np.log(np.maximum(distances.astype(np.float64), _LEAST * unit)))
+def logarithms(distances: NDArray[Any], unit: float = 1.0) -> NDArray[Any]:
+    """Logarithms of distances, bounded below; NaN stays. unit: a usual distance."""
+    return np.asarray(np.log(np.maximum(distances, distances.dtype.type(_LEAST * unit))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -420,14 +438,19 @@ def fit_models(known: KnownItems, forms: KnownForms, truth: GroundTruth) -> Mode
         rows = rows_N[truth.positives_of(query)]
         rows = rows[rows >= 0]
         rows = rows[known.standing(rows)]
-        pairs.append((logarithms(stand_in[rows], forms.unit), logarithms(after[rows], forms.unit)))
+        pairs.append(
+            (
+                logarithms(stand_in[rows].astype(np.float64), forms.unit),
+                logarithms(after[rows].astype(np.float64), forms.unit),
+            )
+        )
         there = known.at_random & ~np.isin(known.position, left_out_of(truth, query))
         at, answers = np.sort(after[rows]), len(truth.positives_of(query))
         cell = others.cells.of(others.cells.predict(stand_in[there], old[there]))
         expected = np.bincount(cell, minlength=CELLS) @ others.cumulative(at)[0]
         observed = np.searchsorted(np.sort(after[there]), at).astype(np.float64)
         checked.append(check(observed, expected, float(there.sum()) / truth.n_gallery, answers))
-    return Models(others, fit_answers(pairs, forms.unit), calibrate(checked), checked)
+    return Models(others, fit_answers(pairs, forms.unit), calibrate(checked, known.group), checked)
 
 
 def _distances(queries: IntArray, forms: KnownForms) -> Iterator[tuple[int, Floats32, Floats32, Floats32]]:

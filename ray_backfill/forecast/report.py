@@ -6,6 +6,7 @@ Reading results needs neither matplotlib nor jinja2 nor rich: the functions that
 """
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ray_backfill.compare.selection import of_metrics
 from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.outcome import Decision, json_value
 from ray_backfill.core.schema import frame, read_manifest, read_table, rows_of
@@ -191,12 +193,12 @@ def heading(found: ForecastResults) -> str:
 
 
 def findings(found: ForecastResults) -> list[str]:
-    """What the forecast says in the primary metric: the best method of each order, and whether to upgrade at all."""
+    """The decision, what the sample shows of the first results, the best method of each order, and old and new."""
     metric = found.metrics[0]
     several = len(found.orders) > 1
     leads = {order: _lead(found, metric, order) for order in found.orders}
     said = [(f"In the order {order}, " if several else "") + lead for order, lead in leads.items() if lead]
-    return [*_disagreement(found), *said, f"{ends(found, metric)}{_upgrade(found, metric)}"]
+    return [_verdict(found), *said, ends(found, metric), *_first_results(found)]
 
 
 def _lead(found: ForecastResults, metric: str, order: str) -> str:
@@ -227,30 +229,49 @@ def _services(found: ForecastResults) -> dict[str, Mapping[str, Any]]:
     return {"the old service": found.manifest} | ({"the old service with CSLS": with_csls} if with_csls else {})
 
 
-def _disagreement(found: ForecastResults) -> list[str]:
-    """That metrics contradict the first one about the new model, beyond their intervals; [] if none does."""
-    own = _side(found, found.metrics[0])
-    against = [metric for metric in found.metrics if _side(found, metric) not in (0, own)]
-    if not against:
-        return []
+def _verdict(found: ForecastResults) -> str:
+    """The decision, and what it rests on."""
     of_side = {1: "is better", -1: "is worse", 0: "is not distinguishable from the old one"}
-    old, new = found.manifest["old"], found.manifest["new"]
-    said = [
-        f"by {metric} it {of_side[_side(found, metric)]} ({percent(old[metric])} \u2192 {percent(new[metric][0])})"
-        for metric in (found.metrics[0], *against)
+    metric, against = found.metrics[0], _against(found)
+    said = f"{decide(found).value.capitalize()}: by {metric} the new model {of_side[_side(found, metric)]}"
+    return f"{', but '.join([said, *(f'by {name} it {of_side[side]}' for name, side in against.items())])}."
+
+
+def _against(found: ForecastResults) -> dict[str, int]:
+    """The sides of metrics, and of the sample's first results, that contradict the first metric about the new model."""
+    sides, own = {metric: _side(found, metric) for metric in found.metrics[1:]}, _side(found, found.metrics[0])
+    if first := found.manifest.get("first_results"):
+        sides[f"the sample's {first['metric']}"] = _sign(*first["more"][1:])
+    return {name: side for name, side in sides.items() if side not in (0, own)}
+
+
+def _first_results(found: ForecastResults) -> list[str]:
+    """What the metric does not see, and what the sample shows of it."""
+    metric, first = found.metrics[0], found.manifest.get("first_results")
+    if found.is_exact or not first:
+        return []
+    more, low, high = first["more"]
+    return [
+        f"{metric} counts every right answer in its range alike, and does not see who comes first. Among the "
+        f"{first['items']:,} items drawn at random, {first['metric']} of {first['queries']:,} queries is "
+        f"{percent(first['old'])} % by the old model and {percent(first['new'])} % by the new one: a difference of "
+        f"{percent(more)} points (from {percent(low)} to {percent(high)}), no estimate of that in the gallery."
     ]
-    return [f"The metrics disagree about the new model: {', but '.join(said)}."]
 
 
 def _side(found: ForecastResults, metric: str) -> int:
     """1 if the new model is better, -1 if it is worse, 0 if the interval leaves that open."""
     old, (_, low, high) = found.manifest["old"][metric], found.manifest["new"][metric]
-    return 1 if low > old else -1 if high < old else 0
+    return _sign(low - old, high - old)
+
+
+def _sign(low: float, high: float) -> int:
+    return 1 if low > 0 else -1 if high < 0 else 0
 
 
 def decide(found: ForecastResults) -> Decision:
-    """Whether to go ahead, by the primary metric; undecided if another metric contradicts it."""
-    if _disagreement(found):
+    """Whether to go ahead, by the primary metric; undecided if another one or the first results contradict it."""
+    if _against(found):
         return Decision.OPEN
     return {1: Decision.GO, 0: Decision.OPEN, -1: Decision.STOP}[_side(found, found.metrics[0])]
 
@@ -272,6 +293,8 @@ def as_json(folder: Path) -> dict[str, Any]:
         "with_csls": found.manifest.get("with_csls"),
         "results": [asdict(row) for row in found.rows],
         "left_out": found.manifest.get("left_out", {}),
+        "first_results": found.manifest.get("first_results"),
+        "next_command": next_command(found),
         "folder": str(folder),
     }
     return {name: json_value(value) for name, value in document.items()}
@@ -286,15 +309,6 @@ def ends(found: ForecastResults, metric: str) -> str:
     if with_csls := found.manifest.get("with_csls"):
         said += f"; with CSLS, {percent(with_csls['old'][metric])} % and {percent(with_csls['new'][metric][0])} %"
     return f"{said}."
-
-
-def _upgrade(found: ForecastResults, metric: str) -> str:
-    """Whether the new model is better; "" if it is."""
-    if _side(found, metric) < 0:
-        return " The new model is worse than the old one: do not upgrade on this evidence."
-    if not _side(found, metric):
-        return " The forecast does not tell the new model from the old one: do not upgrade on this evidence."
-    return ""
 
 
 def width(rows: Sequence[ForecastRow]) -> str:
@@ -315,7 +329,7 @@ def warnings(found: ForecastResults) -> list[str]:
     for method, ratio in dict.fromkeys((row.method, row.ratio) for row in found.calibration if row.is_off):
         sentences.append(
             f"{method}: among the items sampled at random, {ratio:.2f} times as many are closer than right answers "
-            "as expected. Its intervals are wider for that."
+            "as expected. The forecast counts as many, as far as the sample is certain of it, and intervals are wider."
         )
     high = dict.fromkeys(row.metric for row in found.rows if row.metric.startswith("recall") and row.end > _HIGH_RECALL)
     sentences += [
@@ -367,7 +381,25 @@ def notes(found: ForecastResults) -> list[tuple[str, str]]:
         said.append(("", f"Other metrics, in report.html: {', '.join(others)}."))
     if left_out := found.manifest.get("left_out"):
         said.append(("", f"Left out: {', '.join(left_out)} (report.html says why)."))
+    if command := next_command(found):
+        said.append(("bold", f"to halve the interval of the first row: {command}"))
     return [*said, ("dim", COLUMNS)]
+
+
+def next_command(found: ForecastResults) -> str:
+    """The command that halves the interval of the best method, or "" if no sample does."""
+    best, command = found.of(found.metrics[0], found.orders[0])[0], found.manifest["command"]
+    if not math.isfinite(best.to_halve) or "forecast" not in command:
+        return ""
+    if command.startswith("rb.forecast("):
+        return command.replace("rb.forecast", "rb.sample").replace("...", f"add={best.to_halve:.0f}")
+    words = shlex.split(command)
+    if "--old" in words:  # of two models: a larger budget extends the sample
+        at = words.index("--budget") if "--budget" in words else len(words)
+        return shlex.join([*words[:at], *words[at + 2 :], "--budget", f"{found.manifest['known'] + best.to_halve:.0f}"])
+    data = words[words.index("--data") + 1] if "--data" in words else words[2]
+    elsewhere = ["--out", words[words.index("--sample") + 1]] if "--sample" in words else []
+    return shlex.join(["ray-backfill", "sample", data, "--add", f"{best.to_halve:.0f}", *elsewhere])
 
 
 def charts_of(found: ForecastResults) -> list[Chart]:
@@ -430,6 +462,7 @@ def render(found: ForecastResults) -> str:
         calibration=_calibration(found),
         left_out=list(facts.get("left_out", {}).items()),
         notes=[bind(note) for note in facts.get("notes", [])],
+        glossary=of_metrics(found.metrics),
         command=facts["command"],
         settings=[*flatten(facts["evaluation"])],
     )  # fmt: skip

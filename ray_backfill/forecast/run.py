@@ -19,6 +19,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, step, task
 from ray_backfill.core.schema import frame, read_checked, write_table
 from ray_backfill.core.stages import replaced_whole, write_json
+from ray_backfill.data.alignment import check_alignment
 from ray_backfill.data.columns import names_in, part_files
 from ray_backfill.encode.items import ItemSettings, ItemSources, write_items, write_some
 from ray_backfill.encode.part import EncodeRequest
@@ -27,8 +28,16 @@ from ray_backfill.encode.stage import embed_items, embed_two
 from ray_backfill.forecast import estimate as numbers
 from ray_backfill.forecast.engine import Forecast
 from ray_backfill.forecast.estimate import Units
-from ray_backfill.forecast.known_items import NewEmbeddings, find_new, with_pilot, with_stand_ins
-from ray_backfill.forecast.methods import Gallery, Merged, can_be_forecast, forecast_method, gallery_here, with_merges
+from ray_backfill.forecast.known_items import NewEmbeddings, find_new, with_known, with_pilot, with_stand_ins
+from ray_backfill.forecast.methods import (
+    Gallery,
+    Merged,
+    can_be_forecast,
+    first_results,
+    forecast_method,
+    gallery_here,
+    with_merges,
+)
 from ray_backfill.forecast.report import write_forecast_report
 from ray_backfill.forecast.sample import StoredSample, read_before_backfill, read_sample, take_sample
 from ray_backfill.forecast.settings import SAMPLE_FILE, ForecastSettings, SampleSettings
@@ -132,6 +141,7 @@ def forecast_folder(
         folder = read_before_backfill(data)
         stored = read_sample(sample, folder)
         given = find_new(folder, stored, new)
+        check_alignment(with_known(folder, given))
     of_fits = context
     if folder.train is None:  # maps that are fitted on the pilot change with every sample
         of_fits = replace(context, out=context.out / "pilot", overwrite=True)
@@ -198,9 +208,7 @@ def _tables(
         for at, limits in zip(t, numbers.curve(units), strict=True)
     ]
     sizes = (given.sampled, len(comparison.folder.gallery))
-    rows = [
-        _row(own, order, metric, units, new[own.has_csls][metric], t, *sizes) for own, order, metric, units in curves
-    ]
+    rows = [_row(own, order, metric, units, new[False][metric], t, *sizes) for own, order, metric, units in curves]
     checked = [row for merged, forecast in rest.items() for row in _calibration(merged.method, forecast)]
     return {
         "curves": frame(ForecastPoint, points),
@@ -234,6 +242,7 @@ def _facts(comparison: Comparison, given: NewEmbeddings, found: Mapping[Merged, 
         "items": len(comparison.folder.gallery), "known": len(known.position), "queries": comparison.truth.n_queries,
         "chosen": len(known.queries), "lists": len(np.unique(known.group)),
         "with_csls": _ends(new[True]) if True in new else None, "left_out": gone, "notes": list(comparison.notes),
+        "first_results": first_results(comparison, given),
     }  # fmt: skip
 
 

@@ -56,7 +56,7 @@ class ForecastRow:
     gain: Annotated[
         float,
         "(auc - M of old) / (M of new - M of old), 1.0 = 100 %, and its 95 % interval; NaN unless new is significantly "
-        "better than old; with CSLS, relative to old and new with CSLS",
+        "better than old; whatever the merge, relative to old and new with raw distances",
     ]
     gain_low: float
     gain_high: float
@@ -102,7 +102,7 @@ class ForecastDifference:
     high: float
 
 
-# Ratios of observed to expected numbers that may be chance. What is beyond counts as an error of the model.
+# Ratios of observed to expected numbers that may be chance; others are warned of.
 LEAST_RATIO, MOST_RATIO = 0.8, 1.25
 
 

@@ -24,7 +24,8 @@ COMMAND = [sys.executable, "-m", "ray_backfill"]
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
-    columns = {"old": rng.normal(size=(400, 16)), "new": rng.normal(size=(400, 24)), "label": np.arange(400) % 20}
+    new = rng.normal(size=(400, 24))
+    columns = {"old": new[:, :16], "new": new, "label": np.arange(400) % 20}
     return rb.write_folder(tmp_path_factory.mktemp("data") / "mine", columns)
 
 

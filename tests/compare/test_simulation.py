@@ -132,6 +132,34 @@ def test_flags_and_flips_tell_a_bad_upgrade_from_a_good_one(folder: Path, tmp_pa
     assert not own.any()  # it had none to lose
 
 
+def test_milestones_have_intervals_and_flips_settle(folder: Path, tmp_path: Path) -> None:
+    """Against plain loops over the moments of the public replay, and its bootstrap."""
+    summary = pd.read_parquet(run_on(folder, tmp_path / "out") / "summary.parquet")
+    row = summary.query("method == 'rm_naive' and order == 'classifier_score' and metric == 'mAP'").iloc[0]
+    queries, gallery = read_folder(folder).queries, read_folder(folder).gallery
+    assert queries is not None
+    old, new = (rb.RetrievalSystem(queries.vectors[name], gallery.vectors[name]) for name in ("old", "new"))
+    truth = rb.GroundTruth.from_labels(np.arange(12) % CLASSES, np.arange(60) % CLASSES)
+    of_old, of_new, own = (
+        rb.replay(rb.UpgradePair(*pair), truth, np.arange(60)[::-1], points=101) for pair in
+        ((old, old), (new, new), (old, new))
+    )  # fmt: skip
+    draws = [stats.bootstrap_means(curve.per_query["mAP"]) for curve in (of_old, of_new, own)]
+    before, after, margin = draws[0][:, 0], draws[1][:, -1], EVALUATION.margin
+    targets = {"passes_old_at": before - margin, "half_gain_at": (before + after) / 2, "passes_new_at": after - margin}
+    for name, target in targets.items():
+        lower = [stats.interval(draws[2][:, j] - target, 12)[0] for j in range(101)]
+        settled = [j for j in range(101) if all(each >= -1e-12 for each in lower[j:])]
+        high = own.t[settled[0]] if settled else np.inf
+        assert row[f"{name}_high"] == high
+        assert row[f"{name}_low"] <= (row[name] if row[name] == row[name] else np.inf) <= high
+    right = of_old.top1_correct[:, 0] > 0
+    lost = [(right & (own.top1_correct[:, j] == 0)).mean() for j in range(101)]
+    finished = (right & (of_new.top1_correct[:, -1] == 0)).mean() + margin
+    assert row.flips_as_new_at == own.t[next(j for j in range(101) if max(lost[j:]) <= finished + 1e-12)]
+    assert 0 < row.half_gain_at_low < row.half_gain_at_high
+
+
 def test_differences_and_intervals_come_from_the_same_draws(folder: Path, tmp_path: Path) -> None:
     out = run_on(folder, tmp_path / "out")
     summary, differences = pd.read_parquet(out / "summary.parquet"), pd.read_parquet(out / "differences.parquet")
@@ -221,8 +249,8 @@ def test_the_largest_share_of_flips_is_weighted() -> None:
     values = {"CMC@1": top1.astype(np.float64)}
     curve = Curve(np.array([0.0, 1.0]), values, top1, np.arange(3), 0, weights=np.array([6.0, 1.0, 1.0]))
     found = judge([curve], 1)
-    assert found.negative_flips_max() == pytest.approx(6 / 8)
-    assert found.negative_flips_max(np.array([False, False, True])) == pytest.approx(1 / 8)
+    assert found.negative_flips().max() == pytest.approx(6 / 8)
+    assert found.negative_flips(np.array([False, False, True])).max() == pytest.approx(1 / 8)
 
 
 def test_the_same_run_is_reused_and_another_refused(folder: Path, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ N = 400
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
-    gallery = {"id": np.arange(N), "old": rng.normal(size=(N, 8)), "new": rng.normal(size=(N, 8))}
+    old = rng.normal(size=(N, 8))
+    gallery = {"id": np.arange(N), "old": old, "new": old + rng.normal(size=(N, 8))}
     rb.write_folder(tmp_path, gallery | {"label": np.arange(N) % 5})
     return tmp_path
 

@@ -59,7 +59,7 @@ def test_a_good_upgrade(tmp_path: Path) -> None:
     for part in in_two(results.verdict):
         assert part.replace(" %", "\u00a0%") in page
     assert results.manifest.verdict == results.verdict
-    for question in ("Which method", "When is it safe to switch", "What does it cost", "What is at risk"):
+    for question in ("Which method", "When to switch", "What does it cost", "What is at risk"):
         assert question in page
 
 
@@ -70,7 +70,7 @@ def test_a_harmful_upgrade(tmp_path: Path) -> None:
     assert "of the methods that switch before the end, RM naive loses least" in answer(results).which[1]
     page = (tmp_path / "out" / "results" / "report.html").read_text(encoding="utf-8")
     assert "of the gain" not in page
-    assert "When is it safe to switch" not in page
+    assert "When to switch" not in page
 
 
 def test_models_that_are_alike(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_without_labels_the_next_step_is_one_that_works(
     assert diagnose(data).is_sound
     monkeypatch.setattr("sys.argv", ["ray-backfill", "doctor", str(data)])
     main()
-    assert "--truth new-top1 --metrics recall@10" in " ".join(capsys.readouterr().out.split())
+    assert "--judge judgements.csv" in " ".join(capsys.readouterr().out.split())
 
 
 def zeros(split: str, model: str, count: int = 38) -> Callable[[Path], None]:
@@ -226,7 +226,9 @@ def test_the_command_that_it_advises_runs(
     assert ("--drop-broken" in words) == advice.startswith("Next, without the zero vectors: ")
     monkeypatch.setattr("sys.argv", [*words, "--points", "2", "--methods", "rm_naive", "relaxed_gallery"])
     main()
-    assert (tmp_path / "runs" / "my data" / "results" / "report.html").exists()
+    made = "judgements.csv" if "--judge" in words else "runs/my data/results/report.html"
+    assert ("--judge" in words) == ("label" not in pq.read_schema(data / "gallery.parquet").names)
+    assert (tmp_path / made).exists()
 
 
 def test_one_model_under_both_names_is_found(tmp_path: Path) -> None:

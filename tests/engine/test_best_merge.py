@@ -61,10 +61,11 @@ def test_a_trial_measures_what_a_replay_measures(distance: str, merge: str) -> N
     fitted = fit_merge(merge, pair_of(LABEL, 0, 0.5), LABEL, distance)
     truth = rb.GroundTruth.from_labels(label, label, exclude_self=True)
     orders = {str(number): np.argsort(place) for number, place in enumerate(places)}
-    curves = rb.replay(pair, truth, orders, 3, "mAP", distance, merge=fitted)
-    expected = np.mean([curve.auc("mAP") for curve in curves.values()])
-    found = precision_of(Trial(pair, distance, both_distances(pair, distance, 150), is_right, places), fitted)
-    assert found == pytest.approx(expected, abs=1e-4 if merge == "isotonic" else 1e-5)
+    curves = rb.replay(pair, truth, orders, 3, ("mAP", "CMC@1"), distance, merge=fitted)
+    for metric, depth in (("mAP", 150), ("CMC@1", 1)):
+        expected = np.mean([curve.auc(metric) for curve in curves.values()])
+        trial = Trial(pair, distance, both_distances(pair, distance, 150), is_right, depth, places)
+        assert precision_of(trial, fitted) == pytest.approx(expected, abs=1e-4 if merge == "isotonic" else 1e-5)
 
 
 @pytest.mark.parametrize("offset", [0.0, 4.0])
@@ -76,7 +77,7 @@ def test_fitted_merges_are_judged_as_they_are(offset: float) -> None:
     truth = rb.GroundTruth.from_labels(label, label, exclude_self=True)
     orders = {str(seed): np.random.default_rng(seed).permutation(150) for seed in range(20)}
     areas = {
-        name: np.mean([c.auc("mAP") for c in rb.replay(unseen, truth, orders, 3, "mAP", merge=merge).values()])
+        name: np.mean([c.auc("CMC@1") for c in rb.replay(unseen, truth, orders, 3, "CMC@1", merge=merge).values()])
         for name, merge in fitted.items()
         if name != "raw" or not offset
     }

@@ -64,6 +64,37 @@ def test_interval_of_the_gain_by_hand() -> None:
     assert np.isnan(mine.gain_interval("mAP", old, unsure)).all()
 
 
+def test_the_limits_of_a_milestone_by_hand() -> None:
+    """Three points: surely below, in doubt, surely above; the milestone is the second or the third."""
+    rng = np.random.default_rng(0)
+    draws = np.array([-1.0, 0.0, 1.0]) + rng.normal(size=(1000, 3)) * 0.1
+    assert stats.settle_limits(draws, 1000) == (1, 2)
+    assert stats.settle_limits(draws - [0, 0, 1], 1000) == (1, np.inf), "perhaps never"
+    assert stats.settle_limits(draws - 3, 1000) == (np.inf, np.inf)
+    assert stats.settle_limits(draws + 3, 1000) == (0, 0)
+    assert np.isnan(stats.settle_limits(draws * np.nan, 1)).all()
+
+
+@pytest.mark.parametrize("kind", ["rises", "stays at its target", "dips", "never"])
+def test_the_limits_of_a_milestone_keep_their_word(kind: str) -> None:
+    """The limits contain the true milestone in 95 % of 200 samples; percentiles of draws do in 50 % of the second."""
+    t = np.linspace(0, 1, 41)
+    curves = {
+        "rises": -0.05 + 0.25 * t,
+        "stays at its target": np.full(41, 0.001),
+        "dips": np.where(t < 0.6, -0.12 * np.sin(np.pi * t / 0.6), t - 0.6),
+        "never": 0.1 - 0.2 * t,
+    }
+    true = next((i for i in range(41) if (curves[kind][i:] >= 0).all()), np.inf)
+    rng, held = np.random.default_rng(1), 0
+    for _ in range(200):
+        turns, sizes = rng.random((100, 1)), rng.normal(size=(100, 2, 1))
+        noise = 0.25 * sizes[:, 0] * (1 - t) + 0.5 * np.sign(sizes[:, 1]) * ((t >= turns) - t)
+        low, high = stats.settle_limits(stats.bootstrap_means(curves[kind] + noise), 100)
+        held += low <= true <= high
+    assert held >= 190
+
+
 @pytest.mark.parametrize("queries", [10, 30, 200, 5000])
 def test_an_interval_of_normal_values_is_as_wide_as_students(queries: int) -> None:
     values = scipy.stats.norm.ppf((np.arange(queries) + 0.5) / queries)

@@ -5,7 +5,18 @@ from typing import Any
 
 import pytest
 
-from ray_backfill.forecast.report import ForecastResults, cells, charts_of, findings, heading, render, warnings
+from ray_backfill.core.outcome import Decision
+from ray_backfill.forecast.report import (
+    ForecastResults,
+    cells,
+    charts_of,
+    decide,
+    findings,
+    heading,
+    next_command,
+    render,
+    warnings,
+)
 from ray_backfill.forecast.tables import CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 
 NAN = float("nan")
@@ -40,6 +51,7 @@ def results(*rows: ForecastRow, **facts: Any) -> ForecastResults:
 
 
 A, B, C = row("a", 0.4), row("b", 0.3), row("c", 0.38)
+GO = "Go ahead: by mAP the new model is better."
 ENDS = "mAP: the old service has 20.0 %, the new model alone 50.0 % (from 48.0 to 52.0)."
 
 
@@ -52,20 +64,20 @@ ENDS = "mAP: the old service has 20.0 %, the new model alone 50.0 % (from 48.0 t
     ],
 )
 def test_the_best_method_is_named_with_what_it_is_not_told_from(rows: tuple[ForecastRow, ...], lead: list[str]) -> None:
-    assert findings(results(*rows)) == [*lead, ENDS]
+    assert findings(results(*rows)) == [GO, *lead, ENDS]
 
 
 def test_the_old_service_is_named_where_no_method_is_better() -> None:
     said = findings(results(A, B, with_csls={"old": {"mAP": 0.45}, "new": {"mAP": [0.55, 0.5, 0.6]}}))
-    assert said[0] == (
+    assert said[1] == (
         "A has the highest mAP on average among the methods (40.0 %), but the old service with CSLS has more (45.0 %): "
         "switch all at once at the end."
     )
     assert said[-1] == f"{ENDS[:-1]}; with CSLS, 45.0 % and 55.0 %."
-    alone, _ = findings(results(A, old={"mAP": 0.42}))
+    _, alone, _ = findings(results(A, old={"mAP": 0.42}))
     assert alone.endswith("but the old service has more (42.0 %): switch all at once at the end."), "also of one method"
     for old in (0.39, 0.4):
-        undecided, _ = findings(results(A, old={"mAP": old}))
+        _, undecided, _ = findings(results(A, old={"mAP": old}))
         assert undecided.endswith(f"does not show that it is better than the old service ({100 * old:.1f} %).")
 
 
@@ -75,7 +87,7 @@ def test_the_old_service_is_named_where_no_method_is_better() -> None:
 )
 def test_nobody_switches_to_a_model_that_is_not_better(new: list[float], with_csls: dict[str, Any] | None) -> None:
     said = findings(results(A, B, old={"mAP": 0.6}, new={"mAP": new}, with_csls=with_csls))
-    assert "has more" in said[0]
+    assert "has more" in said[1]
     assert "switch" not in " ".join(said)
 
 
@@ -93,30 +105,59 @@ def test_metrics_that_disagree_come_first() -> None:
     both: dict[str, Any] = {"evaluation": {"metrics": ["mAP", "nDCG@100"], "margin": 0.005}}
     old = {"mAP": 0.2, "nDCG@100": 0.4}
     worse = results(A, **both, old=old, new={"mAP": [0.5, 0.48, 0.52], "nDCG@100": [0.3, 0.28, 0.32]})
-    assert findings(worse)[0] == (
-        "The metrics disagree about the new model: by mAP it is better (20.0 → 50.0), but by nDCG@100 it is worse "
-        "(40.0 → 30.0)."
-    )
+    assert findings(worse)[0] == "Undecided: by mAP the new model is better, but by nDCG@100 it is worse."
+    assert decide(worse) is Decision.OPEN
     for end in ([0.39, 0.37, 0.41], [0.5, 0.48, 0.52]):  # not decided, and better as well
-        assert findings(results(A, **both, old=old, new={"mAP": [0.5, 0.48, 0.52], "nDCG@100": end}))[0] == ENDS
+        assert findings(results(A, **both, old=old, new={"mAP": [0.5, 0.48, 0.52], "nDCG@100": end}))[0] == GO
+
+
+def test_first_results_of_the_sample_can_contradict() -> None:
+    """mAP@100 once said "do not upgrade" where nDCG@10 said "merge online"."""
+    first = {"metric": "nDCG@10", "items": 90, "queries": 40, "old": 0.6, "new": 0.7, "more": [0.1, 0.05, 0.15]}
+    worse = results(A, new={"mAP": [0.15, 0.1, 0.19]}, first_results=first)
+    said = findings(worse)
+    assert said[0] == "Undecided: by mAP the new model is worse, but by the sample's nDCG@10 it is better."
+    assert decide(worse) is Decision.OPEN
+    assert "Among the 90 items drawn at random, nDCG@10 of 40 queries is 60.0 % by the old model and 70.0 %" in said[-1]
+    assert decide(results(A, new={"mAP": [0.15, 0.1, 0.19]})) is Decision.STOP
+    unclear = first | {"more": [0.1, -0.05, 0.15]}
+    assert decide(results(A, new={"mAP": [0.15, 0.1, 0.19]}, first_results=unclear)) is Decision.STOP
+    assert findings(results(A, first_results=first))[0] == GO, "both agree"
+
+
+@pytest.mark.parametrize(
+    ("command", "following"),
+    [
+        ("ray-backfill forecast mine --new new.parquet", "ray-backfill sample mine --add 1234"),
+        ("ray-backfill forecast --data mine --sample s.parquet", "ray-backfill sample mine --add 1234 --out s.parquet"),
+        (
+            "ray-backfill forecast --old hf:a --new hf:b --texts t.csv --budget 2% --out run",
+            "ray-backfill forecast --old hf:a --new hf:b --texts t.csv --out run --budget 1334",
+        ),
+        ("rb.forecast('mine', ...)", "rb.sample('mine', add=1234)"),
+    ],
+)
+def test_the_command_that_halves_the_interval_can_be_typed(command: str, following: str) -> None:
+    assert next_command(results(A, command=command)) == following
+    assert next_command(results(row("a", 0.4, to_halve=NAN), command=command)) == ""
 
 
 def test_what_is_exact_needs_no_sample() -> None:
     found = results(A, B, known=1000, new={"mAP": [0.5, 0.5, 0.5]})
     assert heading(found) == "Exact, from all 1,000 new embeddings, judged by 80 queries"
-    assert findings(found)[0] == "A has the highest mAP on average."
+    assert findings(found)[1] == "A has the highest mAP on average."
     assert warnings(results(A, known=1000, lists=3)) == []
 
 
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ([0.15, 0.1, 0.19], "The new model is worse than the old one: do not upgrade on this evidence."),
-        ([0.25, 0.19, 0.3], "The forecast does not tell the new model from the old one: do not upgrade on this"),
+        ([0.15, 0.1, 0.19], "Do not upgrade: by mAP the new model is worse."),
+        ([0.25, 0.19, 0.3], "Undecided: by mAP the new model is not distinguishable from the old one."),
     ],
 )
 def test_an_upgrade_that_is_not_better_is_findings(limits: list[float], words: str) -> None:
-    assert words in findings(results(A, new={"mAP": limits}))[-1]
+    assert findings(results(A, new={"mAP": limits}))[0] == words
 
 
 def doubts(found: ForecastResults) -> list[str]:
@@ -161,3 +202,4 @@ def test_the_page_shows_the_band_of_the_new_model_and_each_pair_once() -> None:
     assert "5.0 to 15.0" in page
     assert "-1.0 to 5.0" in page.replace("−", "-")
     assert "Which differences are certain?" not in render(results(A))
+    assert "the precision (share of right items) at the rank of every right" in page, "its metrics are explained"

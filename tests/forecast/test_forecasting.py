@@ -326,3 +326,30 @@ def test_a_forecast_is_of_the_truth_of_its_sample(
     run("forecast", folder, "--new", tmp_path / "all.parquet", "--sample", tmp_path / "l2.parquet", "--methods",
         "rm_naive", "--out", tmp_path / "l2")  # fmt: skip
     assert read_forecast(tmp_path / "l2" / "forecast").manifest["evaluation"]["distance"] == "l2"
+
+
+def test_first_results_are_those_of_the_items_drawn_at_random(folder: Path, tmp_path: Path) -> None:
+    """nDCG@10 by sorting, of the chosen queries among the sampled items that are not there because they are close."""
+    run("sample", folder, "--budget", 300)
+    embed(folder, tmp_path / "new.parquet")
+    results = forecast(folder, tmp_path / "new.parquet", tmp_path / "run", "raw")
+    found = json.loads((results / "manifest.json").read_text())["first_results"]
+    of, table = gallery(items=1500, queries=80, classes=150), pq.read_table(folder / "sample.parquet")
+    chosen = json.loads(table.schema.metadata[b"ray_backfill.sample"])["queries"]
+    random = table.to_pandas().query("reason != 'close'").id
+    items = np.array([int(each.split()[1]) for each in random])
+    discounts, means = 1 / np.log2(np.arange(2, 12)), {}
+    for name, system in (("old", of.old), ("new", of.new)):
+        q, x = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (system.query, system.gallery[items]))
+        values = []
+        for query in chosen:
+            right = np.isin(items, of.truth.positives_of(query))
+            if right.any():
+                first = right[np.argsort(-(x @ q[query]), kind="stable")][:10]
+                values.append(discounts @ first / discounts[: right.sum()].sum())
+        means[name] = np.mean(values)
+    assert (found["items"], found["queries"]) == (len(items), len(values))
+    assert [found["old"], found["new"]] == pytest.approx([means["old"], means["new"]], abs=1e-6)
+    more, low, high = found["more"]
+    assert more == pytest.approx(means["new"] - means["old"], abs=1e-6)
+    assert low < more < high

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.stats import norm
 
 from ray_backfill.forecast.models import CELLS, PARTS, fit_others
@@ -39,3 +40,23 @@ def test_a_gallery_has_items_that_are_predicted_closer_than_any_sampled_one() ->
     closer = np.array([10, 100, 1000])
     at = norm.ppf(closer / items, 1, np.hypot(0.12, 0.05)).astype(np.float32)
     assert hidden @ model.cumulative(at)[0] == pytest.approx(closer, rel=0.3)
+
+
+def test_in_a_narrow_band_nothing_is_expected_closer_than_it_can_be() -> None:
+    """New distances around 0.2, which old ones of a weak model say little about: how many are closer is counted."""
+    rng = np.random.default_rng(0)
+
+    def draw(n: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+        old, common = rng.lognormal(np.log(0.1), 0.8, n), rng.standard_normal(n)
+        true = 0.2 * np.exp(0.2 * np.log(old / 0.1) + 0.15 * common) + 0.02 * rng.standard_normal(n)
+        stand_in = 0.2 * np.exp(0.08 * common)
+        return stand_in.astype(np.float32), old.astype(np.float32), true.astype(np.float32)
+
+    n = 60_000
+    model = fit_others(*draw(n), np.ones(n), np.arange(n) % PARTS)
+    stand_in, old, true = draw(2_000_000)
+    hidden = np.bincount(model.cells.of(model.cells.predict(stand_in, old)), minlength=CELLS)
+    closer = np.array([1, 10, 100, 1000, 10_000])
+    found = hidden @ model.cumulative(np.sort(true)[closer])[0]
+    assert found[2:] == pytest.approx(closer[2:], rel=0.3)
+    assert (found[:2] < [2, 15]).all(), "a regression of distances themselves expected 32 and 37"

@@ -7,11 +7,12 @@ from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import RetrievalSystem
 from ray_backfill.forecast.counts import structural_error
 from ray_backfill.forecast.models import (
-    Calibration,
+    Checked,
     KnownForms,
     KnownItems,
     RightAnswers,
     _parts,
+    calibrate,
     draw_entries,
     fit_models,
 )
@@ -27,12 +28,22 @@ def test_what_the_backfill_has_done_stands_for_others_only_where_nothing_else_do
     assert known.standing(np.array([0, 2, 3])).tolist() == [True, False, True]
 
 
-def test_a_disagreement_with_the_sample_widens_the_structural_error() -> None:
-    assert Calibration(1.2, 0.1).beyond == 0
-    assert Calibration(2.5, 0.1).beyond == pytest.approx(1.0)
-    assert Calibration(0.4, 0.1).beyond == pytest.approx(0.5)
+def test_a_disagreement_with_the_sample_is_a_factor_as_far_as_it_is_certain() -> None:
+    """Counts of a Poisson distribution with 1.6 times the expected mean: their total says how certain that is."""
+    rng = np.random.default_rng(0)
+    for queries, each, factor in ((400, 2.0, (1.5, 1.65)), (12, 0.2, (1.0, 1.45))):
+        expected = np.full((queries, 3), each)
+        checked = [Checked(rng.poisson(1.6 * row).astype(float), row, np.ones(3)) for row in expected]
+        found = calibrate(checked, np.arange(queries))
+        assert factor[0] <= found.factor <= factor[1], found
+        error = 1 / np.sqrt(1.6 * expected.sum())  # of a Poisson mean, relative to it
+        assert found.error == pytest.approx(1 / np.hypot(1 / error, 1 / 0.3), rel=0.25), "with a prior of 0.3"
+    assert calibrate(checked, np.arange(12) // 6).error != found.error, "queries of a group err together"
+
+
+def test_what_is_uncertain_about_the_factor_widens_the_structural_error() -> None:
     assert structural_error(np.array([100.0])) == pytest.approx(4.5)
-    assert structural_error(np.array([100.0]), 0.5) == pytest.approx(54.5)
+    assert structural_error(np.array([100.0]), 0.4) == pytest.approx(100 * np.hypot(0.03, 0.4) + 1.5)
 
 
 @pytest.mark.parametrize("answers", [30, 410])

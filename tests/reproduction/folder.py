@@ -87,7 +87,7 @@ def write_seed(
             summary.append(
                 summary_row(
                     *case, title=case.method.replace("_", " "), metric=metric, auc=area,
-                    auc_mean=sum(values) / len(values), gain=gain, gain_vs_raw=gain, start=values[0], end=values[-1],
+                    auc_mean=sum(values) / len(values), gain=gain, start=values[0], end=values[-1],
                     largest_fall=line.fall, negative_flips_max=0.02, negative_flips_vs_old_max=0.05,
                 )
             )  # fmt: skip

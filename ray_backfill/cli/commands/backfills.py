@@ -1,7 +1,8 @@
 """``ray-backfill simulate`` and ``drill``: a backfill replayed, and one under traffic."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +31,7 @@ from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.learn.methods import POLICIES, all_methods
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes.run.synthetic import SyntheticGallery
-from ray_backfill.workers.settings import EmbedActors, ReplayPlace, Workers
+from ray_backfill.workers.settings import Context, EmbedActors, ReplayPlace, Workers
 
 if TYPE_CHECKING:
     from ray_backfill.data.write import Arrays
@@ -46,7 +47,16 @@ class SimulateJob(RecipeJob, ForPrograms):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateFolderJob(FolderJob, ForPrograms):
+class Judged:
+    """What a person judges."""
+
+    judge: Path | None = None
+    """Write queries and items for a person to judge into this file (CSV), and stop. Without labels, 50 judged queries
+    say which model is better: --truth judged FILE reads them. Default: None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateFolderJob(FolderJob, ForPrograms, Judged):
     """A comparison on a folder of embeddings. Methods and merges that lack data are left out, with the reason."""
 
     drop_broken: bool = False
@@ -56,7 +66,7 @@ class SimulateFolderJob(FolderJob, ForPrograms):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateArraysJob(Run, ForPrograms):
+class SimulateArraysJob(Run, ForPrograms, Judged):
     """A comparison on arrays: files of numpy (.npy). Maps are fitted on a random sample of the gallery."""
 
     old_gallery: Path
@@ -78,7 +88,7 @@ class SimulateArraysJob(Run, ForPrograms):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateModelsJob(ComparedModelsJob, ForPrograms):
+class SimulateModelsJob(ComparedModelsJob, ForPrograms, Judged):
     """A comparison of two models on texts or images, which both embed first."""
 
     forecast: str = ""
@@ -136,6 +146,8 @@ def run_simulate(job: Simulate) -> None:
     if isinstance(job, ForecastModelsJob):
         return run_forecast(job)
     check_names(job)
+    if isinstance(job, Judged) and job.judge is not None:
+        return _write_sheet(job, absolute("--judge", job.judge))
     from ray_backfill.compare.report import print_table, read_data
     from ray_backfill.compare.report.as_json import as_json
     from ray_backfill.compare.report.verdict import decide
@@ -166,25 +178,56 @@ def _simulated(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob | 
             return run_recipe(settings, context)
     from ray_backfill.compare.report import print_first_table
     from ray_backfill.compare.run import evaluate_folder
+
+    show_first = None if job.json else print_first_table
+    with _opened(job) as (data, context):
+        return evaluate_folder(data, job.evaluation, job.fits, context, show_first=show_first)
+
+
+@contextmanager
+def _opened(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob) -> Iterator[tuple[Path, Context]]:
+    """The folder of embeddings that a job names or makes, and the context of its run."""
     from ray_backfill.data.cleaning import cleaned
     from ray_backfill.data.write import write_arrays
 
-    how, show_first = job.evaluation, None if job.json else print_first_table
     if isinstance(job, SimulateArraysJob):
         arrays = _arrays_of(job)
         with running(job) as context:
-            data = write_arrays(context.out / "arrays", arrays)
-            return evaluate_folder(data, how, job.fits, context, show_first=show_first)
-    if isinstance(job, SimulateModelsJob):
+            yield write_arrays(context.out / "arrays", arrays), context
+    elif isinstance(job, SimulateModelsJob):
         request = job.checked()
         with running(job) as context:
-            data = embedded(request, job, context)
-            return evaluate_folder(data, how, job.fits, context, show_first=show_first)
-    data = absolute("--data", job.data)
-    with running(job) as context:
-        if job.drop_broken:
-            data = cleaned(data, context.out / "cleaned", context.overwrite)
-        return evaluate_folder(data, how, job.fits, context, show_first=show_first)
+            yield embedded(request, job, context), context
+    else:
+        data = absolute("--data", job.data)
+        with running(job) as context:
+            yield cleaned(data, context.out / "cleaned", context.overwrite) if job.drop_broken else data, context
+
+
+def _write_sheet(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob, path: Path) -> None:
+    """Write what to judge, and print how, what it will tell, and the command after it."""
+    from ray_backfill.compare.report.verdict import after_judging
+    from ray_backfill.data.folder import read_folder
+    from ray_backfill.data.judging import DEPTH, FIRST, TELLS, draw, write_sheet
+    from ray_backfill.data.truth import check_vectors, filter_of
+
+    if path.exists():
+        raise InputError(f"{path} is there already; read its judgements by --truth judged {job.judge}, or name another")
+    how = job.evaluation
+    with _opened(job) as (data, context):
+        folder = read_folder(data)
+        check_vectors(folder, how.distance)
+        parts = filter_of(folder.gallery, folder.queries or folder.gallery, how.filter) if how.filter else None
+        drawn = draw(folder, how.distance, parts)
+        write_sheet(folder, path, drawn)
+    number = len(set(drawn.query.tolist()))
+    print(
+        f"{shown(path)}: {number} queries in random order, with {len(drawn.item):,} items that only one of both models "
+        f"finds among its first {DEPTH}. For {1 - drawn.share:.0%} of all queries both find the same.\n"
+        f"Judge the first {min(FIRST, number)} queries, all items of each: 1 or a higher grade if right, "
+        f"else 0, in the column \u201cright\u201d. Go on only if they leave it open.\n{TELLS}\n"
+        f"then: {after_judging(context.command, str(job.judge))}"
+    )
 
 
 def _arrays_of(job: SimulateArraysJob) -> "dict[str, Arrays]":

@@ -13,7 +13,17 @@ import pandas as pd
 
 from ray_backfill.compare.analyses import all_analyses
 from ray_backfill.compare.results import Line, Pair, ResultsData, Row, Tables, Trace, Variant, curves_of
-from ray_backfill.compare.tables import FLIP_METRICS, SPINE, CurvePoint, DifferenceRow, Manifest, SummaryRow, Traits
+from ray_backfill.compare.tables import (
+    FLIP_METRICS,
+    OLDER,
+    RENAMED,
+    SPINE,
+    CurvePoint,
+    DifferenceRow,
+    Manifest,
+    SummaryRow,
+    Traits,
+)
 from ray_backfill.core.errors import InputError, local_path, unknown_name
 from ray_backfill.core.schema import block, frame, read_manifest, read_table, rows_of
 from ray_backfill.page import Compared, Difference, Differences, html_table, make_differences
@@ -243,8 +253,11 @@ def read_data(folder: str | Path) -> ResultsData:
         folder = folder / "results"
     if not folder.is_dir():
         raise InputError(f"no results folder at {folder}: give the --out folder of a simulate run")
-    found = {name: read_table(folder / f"{name}.parquet", kind, AGAIN) for name, kind in SPINE.items()
-             if name not in _BY_QUERY}  # fmt: skip
+    found = {
+        name: read_table(folder / f"{name}.parquet", kind, AGAIN, False, OLDER.get(name), RENAMED.get(name))
+        for name, kind in SPINE.items()
+        if name not in _BY_QUERY
+    }
     found |= {
         name: read_table(folder / f"{name}.parquet", kind, AGAIN, True, analysis.older)
         for analysis in all_analyses()

@@ -7,21 +7,20 @@ from typing import Any
 
 from ray_backfill.compare.analyses.costs import CostRow
 from ray_backfill.compare.analyses.slices import slice_sentences
+from ray_backfill.compare.analyses.unseen_classes import sentence as on_unseen_classes
 from ray_backfill.compare.report import verdict
 from ray_backfill.compare.results import ResultsData, Row
 from ray_backfill.compare.selection import (
     FEW,
     RETENTION_WARNING,
-    best_per_method,
-    choice,
     crossings,
     is_retention,
+    judged_side,
     retained,
 )
-from ray_backfill.compare.tables import NEGATIVE_FLIPS_VS_OLD, NEW
+from ray_backfill.compare.tables import NEW
 from ray_backfill.core.progress import duration
 from ray_backfill.core.schema import NO, UNDECIDED, YES
-from ray_backfill.page import Difference
 from ray_backfill.page.heading import data_notes
 from ray_backfill.page.numbers import amount, interval, listed, percent, percent_sign, points
 
@@ -39,11 +38,13 @@ class Answers:
 def answer(results: ResultsData) -> Answers:
     """Answer the four questions."""
     best = results.best()
-    if verdict.find_situation(results) is not verdict.Situation.UPGRADE or best is None:
+    is_open = is_retention(results) and judged_side(results) != 1  # nothing says that there is an upgrade to time
+    if is_open or verdict.find_situation(results) is not verdict.Situation.UPGRADE or best is None:
         return Answers(tuple(filter(None, (verdict.verdict(results), verdict.closest(results)))), (), (), ())
-    first = (verdict.verdict(results), verdict.supervision(results, best), runner_up(results))
+    said, alone = verdict.verdict(results), verdict.merge_alone(results, best)
+    first = (said, verdict.supervision(results, best), "" if alone in said else alone, runner_up(results))
     which = (*filter(None, first), *_other_methods(results, best))
-    return Answers(which, _when(results, best), _cost(results, best), (*_risk(results, best), safety(results)))
+    return Answers(which, _when(results, best), _cost(results, best), _risk(results, best))
 
 
 def runner_up(results: ResultsData) -> str:
@@ -52,9 +53,7 @@ def runner_up(results: ResultsData) -> str:
     second = next((r for r in ranked if r.method != ranked[0].method), None)
     if second is None:
         return ""
-    # Shares relative to different references, as with csls and without, say nothing of who is ahead.
-    is_same = (second.old_auc, second.new_auc) == (ranked[0].old_auc, ranked[0].new_auc)
-    is_share = is_same and math.isfinite(second.gain) and not verdict.exceeds_upgrade(results, second)
+    is_share = math.isfinite(second.gain) and not verdict.exceeds_upgrade(results, second)
     gain = f", {percent_sign(second.gain, 0)} of the improvement" if is_share else ""
     lead = results.difference(ranked[0], second, at_once=True)
     apart = ""
@@ -66,7 +65,7 @@ def runner_up(results: ResultsData) -> str:
 
 def warnings(results: ResultsData) -> tuple[str, ...]:
     """Sentences about the data that a reader must know before the results."""
-    found = [RETENTION_WARNING.format(retained(results))] if is_retention(results) else []
+    found = [RETENTION_WARNING.format(retained(results))] if is_retention(results) else _crosses(results)
     if (scored := verdict.queries(results)) is not None and scored < verdict.FEW_QUERIES:
         what = "Only one query was" if scored == 1 else f"Only {scored} queries were"
         found.append(
@@ -80,25 +79,27 @@ def warnings(results: ResultsData) -> tuple[str, ...]:
     return (*found, *data_notes(results.manifest.data))
 
 
-def safety(results: ResultsData) -> str:
-    """A sentence that names the methods for which all three conditions hold in all metrics."""
-    ranked = best_per_method(results, results.primary)
-    rows = [r for r in ranked if not (r.is_reference or r.is_bound or r.method in results.controls)]
-    safe = [r.title for r in rows if conditions(results, r) == (YES, YES, YES) and r.method not in results.unlearned]
-    each = f", each in its best {choice(results)}" if choice(results) else ""
-    metrics = f" in {listed(list(results.metrics), 'and')}" if len(results.metrics) > 1 else ""
-    if not safe and len(rows) == 1:
-        only = rows[0].title
-        return f"{only[:1].upper()}{only[1:]} is not shown to meet all three safety conditions{metrics}."
-    if not safe:
-        return f"None of {len(rows)} methods is shown to meet all three safety conditions{metrics}{each}."
-    return f"All three safety conditions hold{metrics} for {len(safe)} of {len(rows)} methods{each}: {_few(safe)}."
+def _crosses(results: ResultsData) -> list[str]:
+    """A sentence for each safety condition that the advised method is shown to break; [] if none is advised."""
+    best = results.best()
+    if best is None or best.is_reference or verdict.find_situation(results) is not verdict.Situation.UPGRADE:
+        return []
+    rows, name, found = results.in_all_metrics(best), f"{best.title[:1].upper()}{best.title[1:]}", []
+    if drops := [_loss(r.metric, r.start_vs_old, r.start_vs_old_low, r.start_vs_old_high)
+                 for r in rows if r.starts_at_old == NO]:  # fmt: skip
+        found.append(f"{name} starts below the old service, by {listed(drops, 'and')}.")
+    if drops := [_loss(r.metric, r.end_vs_new, r.end_vs_new_low, r.end_vs_new_high)
+                 for r in rows if r.ends_at_new == NO]:  # fmt: skip
+        of_merge = verdict.merge_outlives(results, best)
+        why = "as long as its merge stays in use: use none when the backfill is complete" if of_merge else "for ever"
+        found.append(f"{name} costs the finished upgrade {listed(drops, 'and')}, {why}.")
+    falls = [f"{row.metric} {fall_in_words(row)}" for row in rows if row.never_falls == NO]
+    return found + ([f"With {best.title}, {listed(falls, 'and')}."] if falls else [])
 
 
-def conditions(results: ResultsData, row: Row) -> tuple[str, ...]:
-    """Starts at old, ends at new, never falls: yes if so in all metrics of the run, no if not in one."""
-    verdicts = zip(*(same.conditions for same in results.in_all_metrics(row)), strict=True)
-    return tuple(NO if NO in each else YES if set(each) == {YES} else UNDECIDED for each in verdicts)
+def _loss(metric: str, value: float, low: float, high: float) -> str:
+    """A negative difference as a loss with its interval."""
+    return f"{points(-value)} of {metric} (95 % interval {interval(-high, -low)})"
 
 
 def fall_in_words(row: Row) -> str:
@@ -111,27 +112,63 @@ def fall_in_words(row: Row) -> str:
         limits = interval(row.largest_fall_low, row.largest_fall_high)
         return f"falls by up to {points(row.largest_fall)} {where} (95 % interval {limits}, {at})"
     size = points(row.largest_fall, 2)
-    least = "never falls" if size == points(0.0, 2) else f"falls by at most {size}"
     if row.never_falls == YES:
-        return f"{least} {at}"
-    return f"{least} {at}, but these queries do not exclude a fall of {points(row.largest_fall_high)}"
+        return f"{'never falls' if size == points(0.0, 2) else f'falls by at most {size}'} {at}"
+    return f"falls by {points(row.largest_fall)} {at}, at most by {percent(row.largest_fall_high)} (95 % interval)"
+
+
+def fall_cell(results: ResultsData, row: Row, condition: str, digits: int = 1) -> tuple[str, str]:
+    """The largest fall in a table and its mark; if it is undecided, what was measured instead of a mark.
+
+    "0.3, at most 1.1", or "0.0, CMC@1 \u2264 6.2" where only other metrics leave it open.
+    """
+    size, rows = percent(row.largest_fall, digits), results.in_all_metrics(row)
+    if condition != UNDECIDED or not math.isfinite(row.largest_fall_high):
+        return size, condition
+    if row.never_falls == UNDECIDED:
+        return f"{size}, at most {percent(row.largest_fall_high, digits)}", ""
+    most = max((each for each in rows if each.never_falls == UNDECIDED), key=lambda each: each.largest_fall_high)
+    return f"{size}, {most.metric} \u2264 {percent(most.largest_fall_high)}", ""
 
 
 def _when(results: ResultsData, best: Row) -> tuple[str, ...]:
-    sentences = []
-    for row in results.in_all_metrics(best):
-        steps = [(row.passes_old_at, "as good as the old service")]
+    rows = results.in_all_metrics(best)
+    latest = max((r.passes_old_at if math.isfinite(r.passes_old_at) else math.inf for r in rows), default=math.nan)
+    by = f" by {listed([row.metric for row in rows], 'and')}" if len(rows) > 1 else ""
+    unsure = [row.metric for row in rows if row.passes_old_at == 0 and row.starts_at_old != YES]
+    not_shown = f" (not shown by {listed(unsure, 'and')})" if unsure else ""
+    first = f"On average it is as good as the old service{by} {_from(latest)}{_of_backfill(latest)}{not_shown}."
+    if (found := verdict.lost(results, best)) is not None:
+        first += f" {percent_sign(found.first_day)} of queries lose their right first result on the first day"
+        settles, finished = best.flips_as_new_at, f"the finished upgrade ({percent_sign(found.finished)})"
+        later = f"; {_from(settles)}{_of_backfill(settles)} no more do than with {finished}."
+        first += later if settles > 0 and math.isfinite(found.finished) else f"{found.beside}."
+    sentences = [first]
+    for row in rows:
+        steps = [("as good as the old service", row.passes_old_at, row.passes_old_at_low, row.passes_old_at_high)]
         if math.isfinite(row.gain):
-            steps.append((row.half_gain_at, "half the improvement"))
-        steps.append((row.passes_new_at, "as good as the new model"))
-        moments = ", ".join(f"{words} {_from(t)}" for t, words in steps)
-        sentences.append(f"{row.metric}: {moments}{' of the backfill' * moments.endswith('%')}.")
-        if row.starts_at_old == UNDECIDED:
-            sentences.append(
-                f"Too few queries to say whether {row.metric} is lower at the start than in the old service."
-            )
+            steps.append(("half the improvement", row.half_gain_at, row.half_gain_at_low, row.half_gain_at_high))
+        steps.append(("as good as the new model", row.passes_new_at, row.passes_new_at_low, row.passes_new_at_high))
+        told = [f"{words} {_from(t)}{_of_backfill(t)}{_limits(t, low, high)}" for words, t, low, high in steps]
+        sentences.append(f"{row.metric}: {', '.join(told)}.")
     margin = points(results.manifest.margin)
     return (*sentences, f"These are averages over all queries; a loss of at most {margin} counts as none.")
+
+
+def _limits(t: float, low: float, high: float) -> str:
+    """The 95 % interval of a milestone in brackets; "" if it is unknown, or the milestone itself."""
+    if math.isnan(low) or low == t == high:
+        return ""
+    return f" (95 % interval {moment(low)} to {moment(high)})"
+
+
+def moment(t: float) -> str:
+    """A milestone: "start", "12 %", "end", "never"."""
+    return {0.0: "start", 1.0: "end"}.get(t, percent_sign(t, 0)) if math.isfinite(t) else "never"
+
+
+def _of_backfill(t: float) -> str:
+    return " of the backfill on" if math.isfinite(t) and 0 < t < 1 else ""
 
 
 def _cost(results: ResultsData, best: Row) -> tuple[str, ...]:
@@ -184,25 +221,15 @@ def _query_cost(mine: CostRow, new: CostRow | None) -> str:
 
 def _risk(results: ResultsData, best: Row) -> tuple[str, ...]:
     sentences = []
-    lost = results.line(best, NEGATIVE_FLIPS_VS_OLD)
-    if lost is not None:
-        new = results.reference(NEW)
-        end = results.line(new, NEGATIVE_FLIPS_VS_OLD) if new is not None else None
-        finished = f" (finished upgrade: {percent_sign(end.value[-1])})" if end is not None else ""
+    if (found := verdict.lost(results, best)) is not None:
         sentences.append(
-            f"At worst, {percent_sign(best.negative_flips_vs_old_max)} of the queries lose a right first result of the "
-            f"old service, {percent_sign(lost.value[0])} on the day of the switch{finished}."
+            f"At worst, {percent_sign(found.worst)} of the queries lose a right first result of the old service, "
+            f"{percent_sign(found.first_day)} on the day of the switch{found.beside}."
         )
-    for row in results.in_all_metrics(best):
-        if row.starts_at_old == NO:
-            drop = Difference(row.start_vs_old, row.start_vs_old_low, row.start_vs_old_high)
-            sentences.append(f"{row.metric} drops on the day of the switch: {verdict.with_limits(drop)}.")
-        sentences.append(f"{row.metric} {fall_in_words(row)}.")
-    for metric in results.metrics[1:]:
-        step = verdict.upgrade(results, metric)
-        if step is not None and step.high < 0:
-            sentences.append(f"The new model is worse in {metric}: {verdict.with_limits(step)}.")
-    return (*sentences, *slice_sentences(results, best))
+    # What is shown to fall stands among the warnings.
+    sentences += [f"{r.metric} {fall_in_words(r)}." for r in results.in_all_metrics(best) if r.never_falls != NO]
+    unseen = on_unseen_classes(results, best.method)
+    return (*sentences, *slice_sentences(results, best), *([unseen] if unseen else []))
 
 
 def _other_methods(results: ResultsData, best: Row) -> list[str]:

@@ -4,22 +4,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ray_backfill.compare.report.answers import conditions, warnings
-from ray_backfill.compare.report.verdict import basis, decide, next_command, queries, verdict
+from ray_backfill.compare.report.answers import warnings
+from ray_backfill.compare.report.verdict import basis, conditions, decide, next_command, queries, verdict
 from ray_backfill.compare.results import ResultsData, Row
 from ray_backfill.core.outcome import json_value
 
 # Keys of a row that are columns of summary.parquet.
 _SAME = (
-    *("method", "title", "order", "merge", "metric", "gain", "gain_low", "gain_high", "gain_vs_raw", "start", "end"),
-    "largest_fall",
+    *("method", "title", "order", "merge", "metric", "gain", "gain_low", "gain_high", "start", "end"),
+    *("largest_fall", "largest_fall_low", "largest_fall_high", "flips_as_new_at"),
+    *(f"{name}{end}" for name in ("passes_old_at", "half_gain_at", "passes_new_at") for end in ("", "_low", "_high")),
 )
 
 
 def as_json(results: ResultsData, folder: Path) -> dict[str, Any]:
     """The verdict and the rows of ``summary.parquet`` as plain data; shares, 1.0 = 100 %. folder: of the results."""
     document = {
-        "schema": 1,
+        "schema": 2,
         "decision": decide(results),
         "verdict": verdict(results),
         "basis": basis(results),

@@ -9,7 +9,7 @@ from ray_backfill.compare import charts, selection
 from ray_backfill.compare.analyses import sections
 from ray_backfill.compare.report import answers
 from ray_backfill.compare.report.terminal import MOST_WARNINGS
-from ray_backfill.compare.report.verdict import basis, in_two, verdict
+from ray_backfill.compare.report.verdict import basis, conditions, in_two, verdict
 from ray_backfill.compare.results import ResultsData, Row, Variant
 from ray_backfill.compare.tables import OLD
 from ray_backfill.page.heading import date_of, name_of, recipe_of, top_notes, without_folders
@@ -23,7 +23,7 @@ CONDITIONS = ("starts no worse than old", "ends no worse than new", "never falls
 # Field of ``Answers`` -> its question.
 QUESTIONS = {
     "which": "Which method?",
-    "when": "When is it safe to switch?",
+    "when": "When to switch?",
     "cost": "What does it cost?",
     "risk": "What is at risk?",
 }
@@ -45,7 +45,8 @@ def render(results: ResultsData) -> str:
         invented=bind(invented),
         warnings=[bind(warning) for warning in warnings],
         act=bind(act),
-        rest=bind(" ".join(filter(None, (rest, basis(results))))),
+        rest=bind(rest),
+        basis=bind(basis(results)),
         most_warnings=MOST_WARNINGS,
         questions=_questions(results),
         gain_in_words=selection.explained(results),
@@ -131,25 +132,31 @@ def numbers_table(results: ResultsData, metric: str, rows: Sequence[Row], by_met
 
 def _number_line(results: ResultsData, row: Row, is_primary: bool) -> Line:
     # Old and new are what the conditions and milestones compare with.
-    marks = ("", "", "") if row.is_end else answers.conditions(results, row)
+    marks = ("", "", "") if row.is_end else conditions(results, row)
     line = [
         *_named(results, row),
         ("average", number(percent(row.auc), row.auc, "key")),
         ("95 % interval", limits(row.auc_low, row.auc_high)),
     ]
-    steps = [("as old from", row.passes_old_at), ("as new from", row.passes_new_at)]
-    if not selection.is_retention(results):
+    steps = [
+        ("as old from", row.passes_old_at, row.passes_old_at_low, row.passes_old_at_high),
+        ("half gain from", row.half_gain_at, row.half_gain_at_low, row.half_gain_at_high),
+        ("as new from", row.passes_new_at, row.passes_new_at_low, row.passes_new_at_high),
+    ]
+    if selection.is_retention(results):
+        del steps[1]
+    else:
         gain = number(percent_sign(row.gain, 0), row.gain, "gain")
         line.append(("gain", gain._replace(width=0.0 if row.is_end else _bar(row))))
-        if results.has_gains_vs_raw:
-            line.append(("gain vs raw", number(percent_sign(row.gain_vs_raw, 0), row.gain_vs_raw)))
-        steps.insert(1, ("half gain from", row.half_gain_at))
-    values = (("start", row.start), ("end", row.end), ("largest fall", row.largest_fall))
-    for (head, value), mark, words in zip(values, marks, CONDITIONS, strict=True):
-        line.append((head, share(value)._replace(mark=mark, mark_words=words)))
-    for head, t in steps:
+    fall, mark = answers.fall_cell(results, row, marks[2])
+    cells = (share(row.start), share(row.end), number(fall, row.largest_fall))
+    for head, cell, of, words in zip(
+        ("start", "end", "largest fall"), cells, (*marks[:2], mark), CONDITIONS, strict=True
+    ):
+        line.append((head, cell._replace(mark=of, mark_words=words)))
+    for head, *found in steps:
         unknown = row.is_end or (head == "half gain from" and math.isnan(row.gain))
-        line.append((head, Cell(NOTHING, "") if unknown else number(_moment(t), t if math.isfinite(t) else 2.0)))
+        line.append((head, Cell(NOTHING, "") if unknown else _moment(*found)))
     if is_primary:
         line += [("flips vs old", share(row.negative_flips_vs_old_max))]
         line += [("flips vs own start", share(row.negative_flips_max))]
@@ -164,11 +171,10 @@ def _named(results: ResultsData, row: Row, head: str = "method") -> list[tuple[s
     ]
 
 
-def _moment(t: float) -> str:
-    """A milestone: "start", "12 %", "end", "never"."""
-    if not math.isfinite(t):
-        return "never"
-    return {0.0: "start", 1.0: "end"}.get(t, percent_sign(t, 0))
+def _moment(t: float, low: float, high: float) -> Cell:
+    """A milestone with its 95 % interval where this is more than the milestone: "12 % (5 % to 31 %)"."""
+    more = f" ({answers.moment(low)} to {answers.moment(high)})" * (not math.isnan(low) and not low == t == high)
+    return number(f"{answers.moment(t)}{more}", t if math.isfinite(t) else 2.0)
 
 
 def _bar(row: Row) -> float:

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from ray_backfill.compare import selection
 from ray_backfill.compare.analyses import sections
-from ray_backfill.compare.report.answers import conditions, warnings
-from ray_backfill.compare.report.verdict import basis, next_command, verdict
+from ray_backfill.compare.report.answers import fall_cell, warnings
+from ray_backfill.compare.report.verdict import basis, conditions, next_command, verdict
 from ray_backfill.compare.results import DOUBLE_DAGGER, ResultsData, Row
 from ray_backfill.page.layout import show
 from ray_backfill.page.numbers import NOTHING, percent, percent_sign, tick
@@ -34,7 +34,7 @@ def draw_table(results: ResultsData, console: Console | None = None) -> None:
     """Print the verdict, what it rests on, warnings, the overview and the meaning of its columns."""
     rows, analyses = selection.shown_rows(results, results.primary), sections(results)
     warned, total = warnings(results), len(results.table(results.primary))
-    before = [Text(verdict(results), style="bold"), Text(basis(results))]
+    before = [Text(verdict(results), style="bold"), Text(basis(results), style="dim")]
     before += [Text(sentence, style="yellow") for sentence in warned[:MOST_WARNINGS]]
     if len(warned) > MOST_WARNINGS:
         before.append(Text(f"{len(warned) - MOST_WARNINGS} more warnings: report.html", style="yellow"))
@@ -110,10 +110,12 @@ def _cells(results: ResultsData, row: Row) -> dict[str, str]:
     if not selection.is_retention(results):
         cells["gain"] = percent_sign(row.gain, 0)
     # The conditions compare with old and new, so a tick in these rows would be meaningless.
-    starts, ends, steady = (" ", " ", " ") if row.is_end else map(tick, conditions(results, row))
+    marks = ("", "", "") if row.is_end else conditions(results, row)
+    fall, steady = fall_cell(results, row, marks[2], digits)
+    starts, ends, steady = (tick(mark) if mark else " " for mark in (*marks[:2], steady))
     cells["start"] = f"{percent(row.start, digits)} {starts}"
     cells["end"] = f"{percent(row.end, digits)} {ends}"
-    cells["largest fall"] = f"{percent(row.largest_fall, digits)} {steady}"
+    cells["largest fall"] = f"{fall} {steady}"
     cells["lost"] = percent(row.negative_flips_vs_old_max)
     for metric in results.metrics[1:]:
         same = results.row(row.method, row.variant, metric)

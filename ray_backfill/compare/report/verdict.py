@@ -9,13 +9,15 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import pairwise
+from typing import NamedTuple
 
 from ray_backfill.compare.analyses.cascades import price
 from ray_backfill.compare.results import ResultsData, Row
-from ray_backfill.compare.selection import is_retention, retained
+from ray_backfill.compare.selection import is_retention, judged_side, judgement, retained
 from ray_backfill.compare.tables import HEAD_ALONE, NEGATIVE_FLIPS_VS_OLD, NEW, OLD, POSITIVE_FLIPS_VS_OLD
 from ray_backfill.core.outcome import Decision
-from ray_backfill.core.schema import NO
+from ray_backfill.core.schema import NO, UNDECIDED, YES
+from ray_backfill.data.judging import FIRST
 from ray_backfill.page import Difference
 from ray_backfill.page.numbers import interval, listed, percent, percent_sign, points
 
@@ -29,7 +31,7 @@ _FIRST = "CMC@1"
 # Options of simulate that the drill after it does not take over: it has its own method, order and merge, answers with
 # the first results only, and shall not delete what was written.
 NOT_OF_DRILL = {"--methods", "--orders", "--merges", "--metrics", "--cutoffs", "--permutations"} | {
-    *("--device", "--shards", "--json", "--drop-broken", "--overwrite")
+    *("--device", "--shards", "--json", "--drop-broken", "--overwrite", "--judge")
 }
 _WORDS = {1: "better", -1: "worse", 0: "not distinguishable from the old one by these queries"}
 
@@ -45,6 +47,7 @@ class Situation(Enum):
     ONLY_CASCADES = "only cascades were compared"
     ONLY_BOUNDS = "only oracle orders were compared"
     NOT_MIXED = "no method serves better than the old service while the backfill runs"
+    NOT_SHOWN = "some method serves better, but what it gains may be nothing"
     UPGRADE = "some method serves better than the old service while the backfill runs"
 
 
@@ -57,11 +60,12 @@ def verdict(results: ResultsData) -> str:
     If the metrics disagree about the new model, that comes first.
     """
     situation = find_situation(results)
-    said = "" if is_retention(results) else disagreement(results)
+    said = _by_judgements(results) if is_retention(results) else disagreement(results)
     if situation is Situation.TOO_FEW_QUERIES:
         return "These results have no intervals, so nothing is recommended: compare on at least 30 queries."
     if said:
-        return f"{said} {_depends(results) if situation in _NOT_BETTER else _recommendation(results)}"
+        depends = situation in _NOT_BETTER and not is_retention(results)
+        return f"{said} {_depends(results) if depends else _recommendation(results)}"
     return _recommendation(results)
 
 
@@ -114,11 +118,10 @@ def _recommendation(results: ResultsData) -> str:
     assert best is not None
     if situation is Situation.NOT_MIXED:
         return _not_mixed(results, best, old, step)
-    cost = f" {_upper(price(results, best))}." if price(results, best) else ""
-    return (
-        f"{_advice(results, best)}: users get {_given(results, best, step)}. {_ends(results, best, old, new)}."
-        f"{_with_same_merge(results, best, old, new)}{cost}{_not_shown(results, best, old, step)}"
-    )
+    if situation is Situation.NOT_SHOWN:
+        return _not_shown(results, best, old, step)
+    advice = f"{_advice(results, best)}: users get {_given(results, best, step)}{_trade(results, best)}."
+    return " ".join(filter(None, (advice, _ends(results, best, old, new), _aside(results, best))))
 
 
 def _advice(results: ResultsData, best: Row) -> str:
@@ -127,8 +130,47 @@ def _advice(results: ResultsData, best: Row) -> str:
         return "Switch when the new index is complete" + f" ({results.label(best.variant)})" * bool(results.group(best))
     if results.manifest.traits.methods[best.method].recalls:
         return f"Re-rank with the new model ({_name(results, best)})"
-    drop = ", although it starts below the old service" * (best.starts_at_old == NO)
-    return f"Merge online with {_name(results, best)}{drop}"
+    return f"Merge online with {_name(results, best)}"
+
+
+class Lost(NamedTuple):
+    """Shares of queries whose right first result of the old service is lost.
+
+    first_day: at the method's start. worst: at the worst moment. finished: with the finished upgrade, NaN if unknown.
+    """
+
+    first_day: float
+    worst: float
+    finished: float
+
+    @property
+    def beside(self) -> str:
+        """The share of the finished upgrade in brackets."""
+        return f" (finished upgrade: {percent_sign(self.finished)})" * math.isfinite(self.finished)
+
+
+def lost(results: ResultsData, row: Row) -> Lost | None:
+    """How many queries lose their right first result with a method; None if it is not known."""
+    line, new = results.line(row, NEGATIVE_FLIPS_VS_OLD), results.reference(NEW, row.metric)
+    end = results.line(new, NEGATIVE_FLIPS_VS_OLD) if new is not None else None
+    if line is None:
+        return None
+    finished = math.nan if end is None else float(end.value[-1])
+    return Lost(float(line.value[0]), row.negative_flips_vs_old_max, finished)
+
+
+def _trade(results: ResultsData, best: Row) -> str:
+    """What users pay for it on the first day or later, beyond what the finished upgrade costs; "" if nothing."""
+    below = [row.metric for row in results.in_all_metrics(best) if row.starts_at_old == NO]
+    found, margin = lost(results, best), results.manifest.margin
+    told = [f"{listed(below, 'and')} start{'s' * (len(below) == 1)} below the old service"] if below else []
+    if found is not None:
+        many = margin + (found.finished if math.isfinite(found.finished) else 0.0)
+        is_first = bool(below) or found.first_day > many
+        share, when = (found.first_day, "on the first day") if is_first else (found.worst, "on the way")
+        if is_first or share > many:
+            told.append(f"{percent_sign(share)} of queries lose their right first result {when}{found.beside}")
+    return f", but {' and '.join(told)}" if told else ""
 
 
 def basis(results: ResultsData) -> str:
@@ -142,8 +184,8 @@ def basis(results: ResultsData) -> str:
     if old is None or new is None or step is None or is_retention(results) or find_situation(results) in _NOT_BETTER:
         return said
     digits = results.digits(metric)
-    values = f"{percent_sign(new.auc, digits)} {metric}, the old one {percent_sign(old.auc, digits)}"
-    return f"{said} The new model has {values}: a difference of {with_limits(step, digits)}.".strip()
+    worth = f"{points(step.value, digits)} of {metric} (95 % interval {interval(step.low, step.high, digits)})"
+    return f"{said} The upgrade is worth {worth}.".strip()
 
 
 def next_command(results: ResultsData) -> str:
@@ -151,11 +193,14 @@ def next_command(results: ResultsData) -> str:
     words = shlex.split(results.manifest.command)[1:]
     given = list(_options(words[1:])) if words[:1] == ["simulate"] else []
     names, best, traits = {name for name, _ in given}, results.best(), results.manifest.traits
-    if words[:1] != ["simulate"] or names & {"--scale", "--old-gallery", "--filter"}:
+    if words[:1] != ["simulate"] or "--scale" in names:
         return ""
-    if is_retention(results):
-        asked = _command("simulate", [(name, values) for name, values in given if name != "--truth"])
-        return f"{asked} --truth qrels FILE_OF_JUDGEMENTS"
+    if is_retention(results) and judgement(results) is None:
+        return _command(
+            "simulate", [*(each for each in given if each[0] != "--truth"), ("--judge", ["judgements.csv"])]
+        )
+    if names & {"--old-gallery", "--filter"} or (is_retention(results) and decide(results) is not Decision.GO):
+        return ""
     if find_situation(results) is not Situation.UPGRADE or best is None or best.is_reference:
         return ""
     if traits.methods[best.method].recalls or traits.merges[best.merge].by_rank:
@@ -175,6 +220,12 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield name, [value] * bool(equals) + list(words[start + 1 : end])
 
 
+def after_judging(command: str, file: str) -> str:
+    """The command that reads the file which this command has written."""
+    kept = [each for each in _options(shlex.split(command)[2:]) if each[0] not in ("--judge", "--truth", "--overwrite")]
+    return _command("simulate", [*kept, ("--truth", ["judged", file]), ("--overwrite", [])])
+
+
 def _command(name: str, options: Iterable[tuple[str, list[str]]]) -> str:
     return shlex.join(["ray-backfill", name, *(word for option, values in options for word in (option, *values))])
 
@@ -188,16 +239,13 @@ def _given(results: ResultsData, best: Row, step: Difference) -> str:
     lead = results.difference(best, old, at_once=True) if old is not None else None
     assert lead is not None
     return (
-        f"{points(lead.value)} of {best.metric} more than the old service while the backfill runs (95 % interval "
-        f"{interval(lead.low, lead.high)}), where the finished upgrade alone is worth {points(step.value)}. It is "
-        f"{_as_good_as_new(results, best)}"
+        f"{points(lead.value)} more {best.metric} than the old service while the backfill runs (95 % interval "
+        f"{interval(lead.low, lead.high)}; the finished upgrade: {percent(step.value)})"
     )
 
 
 def exceeds_upgrade(results: ResultsData, row: Row) -> bool:
     """Whether the upgrade is a wrong measure for a method: it gives more, or its own head adds more than the upgrade.
-
-    Or, with the merge of the method, the new model is not clearly better than the old one.
 
     The share of the upgrade's improvement is then mostly something else, which a finished upgrade could have as well.
     """
@@ -214,63 +262,52 @@ def head_alone(results: ResultsData, row: Row) -> Row | None:
 
 def supervision(results: ResultsData, best: Row) -> str:
     """A sentence about what of a method is training on labels, and what is compatibility; "" without rho."""
-    old, new, alone = results.reference(OLD), results.reference(NEW), head_alone(results, best)
-    if old is None or new is None or alone is None or not alone.auc > old.auc:
+    old, alone = results.reference(OLD), head_alone(results, best)
+    if old is None or alone is None or not alone.auc > old.auc:
         return ""
-    apart, share = alone.auc - new.auc, (best.auc - old.auc) / (alone.auc - old.auc)
-    side = "above" if apart >= 0 else "below"
     return (
-        f"The head rho is supervised training, and a finished upgrade could have it as well: with it alone, the new "
-        f"model has {percent_sign(alone.auc)} {alone.metric}, {points(abs(apart))} {side} "
-        f"what it has without. Compatibility is what users get of that before the end: {percent_sign(share, 0)} of "
-        f"the way from the old service to it, on average over the backfill."
+        f"Its head rho is supervised training, which a finished upgrade could have as well. Compatibility is what "
+        f"users get of that before the end: {percent_sign((best.auc - old.auc) / (alone.auc - old.auc), 0)} of the way "
+        "from the old service to it, on average over the backfill."
     )
 
 
-def _as_good_as_new(results: ResultsData, row: Row) -> str:
-    """From when on it is as good as the finished upgrade, and why it can be, if that is known."""
-    if not math.isfinite(row.passes_new_at):
-        return f"{'better than' if row.gain_vs_raw > 1 else 'not as good as'} the finished upgrade on average"
-    ends = {0.0: "from the first day", 1.0: "at the end"}
-    when = ends.get(row.passes_new_at, f"from {percent_sign(row.passes_new_at, 0)} of the backfill on")
-    traits = results.manifest.traits.methods[row.method]
-    what = "rho" if traits.learns_new else "its map" if traits.needs_labels else ""
-    reason = f", because {what} is trained{' with labels' * traits.needs_labels}" if what else ""
-    if not what and merge_outlives(results, row):
-        reason = ", because its merge changes the finished upgrade as well"
-    return f"as good as the finished upgrade or better {when}{reason}"
+def conditions(results: ResultsData, row: Row) -> tuple[str, ...]:
+    """Starts at old, ends at new, never falls: yes if so in all metrics of the run, no if not in one."""
+    verdicts = zip(*(same.conditions for same in results.in_all_metrics(row)), strict=True)
+    return tuple(NO if NO in each else YES if set(each) == {YES} else UNDECIDED for each in verdicts)
 
 
 def _ends(results: ResultsData, best: Row, old: Row, new: Row) -> str:
     """Start and end of the best method, beside the old service and the new model."""
-    alone = head_alone(results, best)
 
     def value(share: float) -> str:
         return percent_sign(share, results.digits(best.metric))
 
-    with_head = f"; the new model with the same head alone: {value(alone.auc)}" if alone is not None else ""
+    is_worse = best.never_falls == NO and best.end < best.start
     return (
-        f"{best.metric} starts at {value(best.start)} (old service: {value(old.auc)}) and ends at {value(best.end)} "
-        f"(new model alone: {value(new.auc)}{with_head})"
+        f"{'The backfill makes it worse: ' * is_worse}{best.metric} goes from {value(best.start)} to {value(best.end)} "
+        f"(old service {value(old.auc)}, new model alone {value(new.auc)})."
     )
 
 
-def _with_same_merge(results: ResultsData, best: Row, old: Row, new: Row) -> str:
-    """What the merge alone does for old and new, if it changes the ranking of a single system; "" otherwise."""
-    if not changes_references(best, old, new):
+def _aside(results: ResultsData, best: Row) -> str:
+    """What of it is not the backfill: the price of a cascade, a head, or a merge that needs no upgrade; "" if none."""
+    if cost := price(results, best):
+        return f"{_upper(cost)}."
+    if (alone := head_alone(results, best)) is not None:
+        value = percent_sign(alone.auc, results.digits(best.metric))
+        return f"Its head alone ({alone.method}, a comparison: no way to backfill) gives the finished upgrade {value}."
+    return merge_alone(results, best)
+
+
+def merge_alone(results: ResultsData, row: Row) -> str:
+    """What the merge of a row gives the old service without any upgrade; "" if nothing."""
+    old = results.reference(OLD, row.metric)
+    if old is None or not row.old_auc - old.auc > results.manifest.margin:
         return ""
-    digits = results.digits(best.metric)
-    old_alone, new_alone = percent_sign(best.old_auc, digits), percent_sign(best.new_auc, digits)
-    both = f" With this merge alone, the old service has {old_alone} and the new model {new_alone}"
-    if exceeds_upgrade(results, best):
-        return f"{both}; the points above are relative to the old service without it."
-    raw = f" relative to both without the merge it is {percent_sign(best.gain_vs_raw, 0)}"
-    return f"{both}, and the share is relative to these{f';{raw}' * math.isfinite(best.gain_vs_raw)}."
-
-
-def changes_references(row: Row, old: Row, new: Row) -> bool:
-    """Whether the merge of a row, such as csls, changes what the old service or the new model alone finds."""
-    return abs(row.old_auc - old.auc) > _SAME or abs(row.new_auc - new.auc) > _SAME
+    value = percent_sign(row.old_auc, results.digits(row.metric))
+    return f"Its merge alone gives the old service {value}, without any upgrade."
 
 
 def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> str:
@@ -280,7 +317,8 @@ def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> s
     cascade = results.best_cascade()
     is_beaten = cascade is not None and cascade.auc > max(old.auc, mixing.old_auc)
     # With csls, the old service can be better than every method, and than the old service without it.
-    merge = f" with {mixing.merge}, which needs no upgrade" if mixing.old_auc > old.auc else ""
+    chosen = mixing.title.rpartition(" + ")[2] if mixing.merge == "best" else mixing.merge
+    merge = f" with {chosen}, which needs no upgrade" if mixing.old_auc > old.auc else ""
     own = f"{percent_sign(mixing.old_auc)}, and {percent_sign(old.auc)} without" if merge else percent_sign(old.auc)
     sentence = (
         f"Switch when the new index is complete: no method{' but cascades' * is_beaten} serves better than the old "
@@ -291,14 +329,17 @@ def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> s
 
 
 def _not_shown(results: ResultsData, best: Row, old: Row, step: Difference) -> str:
-    """What to add if the best method is not shown to beat the old service, and a cascade is better than it."""
-    cascade, lead = results.best_cascade(), results.difference(best, old, at_once=True)
-    if cascade is None or not cascade.auc > best.auc or lead is None or not lead.low <= 0:
-        return ""
-    return (
-        " These queries do not show that this is better than a switch when the new index is complete. "
-        f"{_with_price(results, cascade, old, step)}"
+    """The main sentence if these queries do not show that the best method gives users anything."""
+    lead, cascade = results.difference(best, old, at_once=True), results.best_cascade()
+    gained = f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement"
+    limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" * math.isfinite(best.gain_low)
+    if lead is not None and not best.gain_low <= 0:
+        gained, limits = f"{points(lead.value)} of {best.metric}", f" (95 % interval {interval(lead.low, lead.high)})"
+    said = (
+        "Undecided: build the new index beside the old one and switch when it is complete, because these queries do "
+        f"not show that a method gains anything before. The best, {_name(results, best)}, gains {gained}{limits}."
     )
+    return f"{said} {_with_price(results, cascade, old, step)}" if cascade and cascade.auc > best.auc else said
 
 
 def _with_price(results: ResultsData, cascade: Row, old: Row, step: Difference) -> str:
@@ -320,30 +361,49 @@ def _of_cascade(results: ResultsData, old: Row) -> str:
     )
 
 
+def _by_judgements(results: ResultsData) -> str:
+    """Which model is better, as far as judged queries tell; a request for judgements if there are none."""
+    found, side = judgement(results), judged_side(results)
+    if found is None:
+        return (
+            f"Judge {FIRST} queries first (simulate --judge FILE, an hour\u2019s work): nothing here says whether the "
+            "new model is better than the old one."
+        )
+    judged = f"{found['queries']} judged queries"
+    step = with_limits(Difference(found["difference"], found["low"], found["high"]))
+    difference = f"the difference of precision@{found['depth']} is {step}"
+    if side:
+        better = "The new model is better" if side > 0 else "Do not upgrade: the new model is worse"
+        return f"{better} by {judged}: {difference}."
+    left = found["to_judge"] - found["queries"]
+    more = f" {found['path']} has {left} more to judge." if left else ""
+    return f"Do not upgrade on this evidence: {judged} do not tell which model is better; {difference}.{more}"
+
+
 def _of_retention(results: ResultsData, situation: Situation, old: Row) -> str:
-    """The main sentence if what the new model finds was taken as right: never that one model is better."""
+    """Which method to take if what the new model finds was taken as right: only if the new model is better."""
     what, metric, best = retained(results), results.primary, results.best()
     of_old = f"{percent_sign(old.auc)} {metric}"
-    if situation in (Situation.EQUAL, Situation.WORSE):
-        said = f"the old service finds {what} as well as the new model, as far as these queries tell: {of_old}."
-    elif situation is Situation.ONLY_CASCADES:
-        said = f"only cascades were compared, which embed items for every query. {_of_cascade(results, old)}"
-    else:
-        assert best is not None
-        limits = f" (95 % interval {interval(best.auc_low, best.auc_high)})" if math.isfinite(best.auc_low) else ""
-        which = "that embed no items for a query" if results.recalling else "compared"
-        most = f"{_name(results, best)} keeps the largest share of {what} while the backfill runs"
+    if situation in _NOT_BETTER:
+        return f"The old service finds {what} as well as the new model, as far as these queries tell: {of_old}."
+    if situation is Situation.ONLY_CASCADES:
+        return f"Only cascades were compared, which embed items for every query. {_of_cascade(results, old)}"
+    assert best is not None
+    limits = f" (95 % interval {interval(best.auc_low, best.auc_high)})" if math.isfinite(best.auc_low) else ""
+    condition = {1: "", -1: "if you upgrade anyway, "}.get(judged_side(results) or 0, "if you upgrade, ")
+    among = f"while the backfill runs, no method {'that embeds no items for a query ' * bool(results.recalling)}keeps"
+    if situation is Situation.NOT_MIXED:
         said = (
-            f"of the methods {which}, {most}: {percent_sign(best.auc)} {metric} on average{limits}; it starts at "
-            f"{percent_sign(best.start)}, the old service has {percent_sign(old.auc)}."
+            f"{condition}switch when the new index is complete: {among} more of {what} than the old service, {of_old}. "
+            f"The best, {_name(results, best)}, keeps {percent_sign(best.auc)} on average{limits}."
         )
-        if situation is Situation.NOT_MIXED:
-            said = (
-                f"no method {'that embeds no items for a query ' * bool(results.recalling)}keeps more of {what} than "
-                f"the old service, {of_old}, while the backfill runs. The best, {_name(results, best)}, keeps "
-                f"{percent_sign(best.auc)} on average{limits}."
-            )
-    return f"Provisional: {said} Whether the new model is better than the old one is not known."
+    else:
+        said = (
+            f"{condition}merge online with {_name(results, best)}: {among} more of {what}, {percent_sign(best.auc)} "
+            f"{metric} on average{limits}; it starts at {percent_sign(best.start)}, the old service has "
+            f"{percent_sign(old.auc)}."
+        )
+    return _upper(said)
 
 
 def closest(results: ResultsData) -> str:
@@ -390,17 +450,23 @@ def find_situation(results: ResultsData) -> Situation:
         return Situation.ONLY_BOUNDS if any(row.is_bound for row in own) else Situation.NO_METHOD
     if old is not None and best.auc <= max(old.auc, best.old_auc):
         return Situation.NOT_MIXED
-    return Situation.UPGRADE
+    return Situation.UPGRADE if is_retention(results) or _is_shown(results, best) else Situation.NOT_SHOWN
+
+
+def _is_shown(results: ResultsData, best: Row) -> bool:
+    """Whether no interval of what a method gains over the old service contains nothing gained."""
+    old = results.reference(OLD)
+    lead = results.difference(best, old, at_once=True) if old is not None else None
+    return not best.gain_low <= 0 and (lead is None or lead.low > 0)
 
 
 def decide(results: ResultsData) -> Decision:
     """Whether to go ahead: only if the new model is better, no metric contradicts, and there is something to do."""
-    situation = find_situation(results)
-    if situation is Situation.WORSE and not is_retention(results) and not disagreement(results):
+    situation, side = find_situation(results), judged_side(results)
+    unknown = side != 1 if is_retention(results) else bool(disagreement(results))
+    if side == -1 or (situation is Situation.WORSE and not is_retention(results) and not unknown):
         return Decision.STOP
-    if is_retention(results) or disagreement(results) or situation not in (Situation.UPGRADE, Situation.NOT_MIXED):
-        return Decision.OPEN
-    return Decision.GO
+    return Decision.GO if situation in (Situation.UPGRADE, Situation.NOT_MIXED) and not unknown else Decision.OPEN
 
 
 def queries(results: ResultsData) -> int | None:

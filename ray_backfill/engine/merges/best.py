@@ -45,13 +45,14 @@ class Trial:
     """Items to judge merges on.
 
     pair: of the H items; the first B rows are the queries. distances: (B, H) of the backward and the forward system.
-    is_right: (B, H). places: (H,) of each item in the backfill order, of each order.
+    is_right: (B, H). depth: ranks that count. places: (H,) of each item in the backfill order, of each order.
     """
 
     pair: UpgradePair
     distance: str
     distances: tuple[NDArray[np.float32], NDArray[np.float32]]
     is_right: NDArray[np.bool_]
+    depth: int
     places: Sequence[IntArray]
 
     @cached_property
@@ -100,7 +101,7 @@ def choose_fitted(
 def choose(
     candidates: Mapping[str, FitOne], train: UpgradePair, label: IntArray | None, distance: str, seed: int
 ) -> str:
-    """The merge that ranks held-out items best, by mean average precision over a backfill in random order.
+    """The merge that ranks held-out items best over a backfill in random order: see ``precision_of``.
 
     That is the mean over both halves of four random divisions. Raw distances are no candidate where the two systems'
     distances do not compare. Nor is a merge that cannot be fitted.
@@ -137,7 +138,7 @@ def _of_half(
     candidates: Mapping[str, FitOne], train: UpgradePair, label: IntArray | None, distance: str,
     rng: np.random.Generator, fitted_on: IntArray, judged: IntArray,
 ) -> dict[str, float]:  # fmt: skip
-    """Name -> mean average precision on one half; nothing if there are too few queries."""
+    """Name -> precision on one half; nothing if there are too few queries."""
     rows, fitted_on = (
         half if len(half) <= most else rng.choice(half, most, replace=False)
         for half, most in ((judged, _ITEMS), (fitted_on, _FITTED))
@@ -162,10 +163,10 @@ def _trial(
     """A trial on these rows, of which the first are queries; None if too few of them have a right answer."""
     pair = _some(items, rows)
     distances = both_distances(pair, distance, queries)
-    is_right = _right_answers(distances[1], None if label is None else label[rows])
+    is_right, depth = _right_answers(distances[1], None if label is None else label[rows])
     if np.count_nonzero(is_right.any(axis=1)) < _FEWEST:
         return None
-    return Trial(pair, distance, distances, is_right, places)
+    return Trial(pair, distance, distances, is_right, depth, places)
 
 
 def _some(pair: UpgradePair, rows: IntArray) -> UpgradePair:
@@ -173,21 +174,28 @@ def _some(pair: UpgradePair, rows: IntArray) -> UpgradePair:
     return UpgradePair(both[0], both[0] if pair.forward is pair.backward else both[1], pair.switch)
 
 
-def _right_answers(forward: NDArray[np.float32], label: IntArray | None) -> NDArray[np.bool_]:
-    """(B, H) whether an item is a right answer: of the query's class, or else what the forward system finds first."""
+def _right_answers(forward: NDArray[np.float32], label: IntArray | None) -> tuple[NDArray[np.bool_], int]:
+    """(B, H) whether an item is a right answer, and the ranks that count.
+
+    Right are items of the query's class; the first of some hundred stands where the first ten of a gallery do. Or else
+    what the forward system finds first.
+    """
     others = ~np.eye(*forward.shape, dtype=np.bool_)
     if label is not None:
         of_class: NDArray[np.bool_] = (label[: len(forward), None] == label) & others
         if np.count_nonzero(of_class.any(axis=1)) >= _FEWEST:
-            return of_class
+            return of_class, 1
     if forward.shape[1] <= _NEAREST + 1:
-        return np.zeros_like(others)
+        return np.zeros_like(others), _NEAREST
     by_forward = np.where(others, forward, np.inf)
-    return by_forward <= np.partition(by_forward, _NEAREST - 1, axis=1)[:, [_NEAREST - 1]]
+    return by_forward <= np.partition(by_forward, _NEAREST - 1, axis=1)[:, [_NEAREST - 1]], _NEAREST
 
 
 def precision_of(trial: Trial, merge: Merge) -> float:
-    """Mean over queries and moments of the average precision. Items of equal score are ranked by their distance."""
+    """Mean over moments and queries of the average precision at ``trial.depth``; at 1: whether the first item is right.
+
+    Items of equal score are ranked by their distance.
+    """
     pair, distance = merge.prepare(trial.pair, trial.distance)
     ranked = trial.ranked
     if pair is not trial.pair:
@@ -198,15 +206,17 @@ def precision_of(trial: Trial, merge: Merge) -> float:
             scores = merge.scores(distances.ravel(), np.broadcast_to(done, distances.shape).ravel())
             by_distance = np.take_along_axis(scores.reshape(distances.shape), order, axis=1)
             order = np.take_along_axis(order, np.argsort(by_distance, axis=1, kind="stable"), axis=1)
-        total += weight * _average_precision(np.take_along_axis(trial.is_right, order, axis=1))
+        is_right = np.take_along_axis(trial.is_right, order[:, : trial.depth], axis=1)
+        total += weight * _average_precision(is_right, trial.is_right.sum(axis=1))
     return total
 
 
-def _average_precision(ranked_BH: NDArray[np.bool_]) -> float:
-    """The mean over queries that have a right answer. ranked_BH: whether the item of each rank is right."""
-    ranked = ranked_BH[ranked_BH.any(axis=1)]
-    precision = np.cumsum(ranked, axis=1) / np.arange(1, ranked.shape[1] + 1)
-    return float(((precision * ranked).sum(axis=1) / ranked.sum(axis=1)).mean())
+def _average_precision(ranked_Bk: NDArray[np.bool_], answers_B: IntArray) -> float:
+    """The mean over queries that have a right answer. ranked_Bk: whether the item of each of k ranks is right."""
+    depth = ranked_Bk.shape[1]
+    precision = np.cumsum(ranked_Bk, axis=1) / np.arange(1, depth + 1)
+    sums, is_scored = (precision * ranked_Bk).sum(axis=1), answers_B > 0
+    return float((sums[is_scored] / np.minimum(answers_B[is_scored], depth)).mean())
 
 
 def both_distances(pair: UpgradePair, distance: str, queries: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -141,7 +141,7 @@ MERGES = (
         glossary={
             "CSLS": "A merge (cross-domain similarity local scaling) that reduces the similarity of vectors that are "
             "close to many train vectors. Needs train embeddings and the cosine distance, but no labels. It changes "
-            "what old and new find alone, so gains are relative to both with it; \u201cgain vs raw\u201d: without it.",
+            "what old and new find alone: the old service could have it without an upgrade.",
         },
         version=2,
     ),
@@ -162,8 +162,8 @@ MERGES = (
         is_choice=True,
         glossary={
             "best": "For each method the merge, of raw distances, quantile, z-scores, isotonic and CSLS, that ranks "
-            "held-out train items best. Raw without train items. CSLS changes what old and new "
-            "find alone, so gains are then relative to both with it (gain vs raw: without).",
+            "held-out train items best. Raw without train items. CSLS changes what old and new find alone: the old "
+            "service could have it without an upgrade.",
         },
         version=4,
     ),

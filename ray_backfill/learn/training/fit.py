@@ -357,7 +357,7 @@ def one_thread(by_torch: bool = True) -> Iterator[None]:
         yield
 
 
-# Group of settings -> most epochs of a training whose length is left to its size (docs/methods.md).
+# Group of settings -> most epochs of a training whose length is left to its size (docs/results/methods.md).
 _MOST_EPOCHS = {"heads": 50, "transforms": 40}
 # Operations that such a training may take at most, if one epoch takes no more.
 MOST_FLOPS = 9.6e12

@@ -13,12 +13,12 @@ from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.report import html, read_data
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.schema import columns
-from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.learn.training.settings import FitSettings, HeadTraining
 from ray_backfill.workers.settings import Context
 from tests.compare.folder import write_split
 
 EVERYTHING = Evaluation(
-    methods=("rm_naive", "offline", "least_squares_gallery", "cascade@5"), orders=("random",), merges=("raw",),
+    methods=("rm_naive", "offline", "least_squares_gallery", "mcl", "cascade@5"), orders=("random",), merges=("raw",),
     metrics=("mAP",), points=3, slices=("tenant",), permutations=2, cutoffs=(0.5,),
 )  # fmt: skip
 
@@ -32,7 +32,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path / "data" / "queries.parquet", 33, 1000, label=[*np.arange(32) % 10, 99], tenant=["a", "b", "c"] * 11
     )
     write_split(path / "data" / "train.parquet", 1200, 2000)
-    out = evaluate_folder(path / "data", EVERYTHING, FitSettings(), Context(path / "out"))
+    out = evaluate_folder(path / "data", EVERYTHING, FitSettings(HeadTraining(epochs=1)), Context(path / "out"))
     shutil.move(out, path / "results")
     shutil.rmtree(path / "data")
     shutil.rmtree(path / "out")

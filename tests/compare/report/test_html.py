@@ -56,7 +56,7 @@ def test_four_questions_are_answered_in_order(tmp_path: Path) -> None:
     shown = page(write_results(tmp_path))
     assert [each for each in shown.headings if each in html.QUESTIONS.values()] == [*html.QUESTIONS.values()]
     assert "<p>Full RM: 53.0\u00a0% mAP on average.</p>" in shown.text
-    assert shown.text.count("Merge online with full RM: users get 23.0 points of mAP") == 1, (
+    assert shown.text.count("Merge online with full RM: users get 23.0 points more mAP") == 1, (
         "the verdict stands above the questions"
     )
 

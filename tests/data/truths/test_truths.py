@@ -25,12 +25,9 @@ N, Q, D = 300, 40, 12
 def folder(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     documents = [f"d{number}" for number in range(N)]
-    gallery: dict[str, Any] = {"id": documents, "old": rng.normal(size=(N, 8)), "new": rng.normal(size=(N, D))}
-    queries: dict[str, Any] = {
-        "id": np.arange(1, Q + 1),
-        "old": rng.normal(size=(Q, 8)),
-        "new": rng.normal(size=(Q, D)),
-    }
+    of_documents, of_queries = rng.normal(size=(N, D)), rng.normal(size=(Q, D))
+    gallery: dict[str, Any] = {"id": documents, "old": of_documents[:, :8], "new": of_documents}
+    queries: dict[str, Any] = {"id": np.arange(1, Q + 1), "old": of_queries[:, :8], "new": of_queries}
     rb.write_folder(tmp_path / "data", gallery, queries)
     return tmp_path / "data"
 
