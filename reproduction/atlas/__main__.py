@@ -73,7 +73,9 @@ def run_atlas(job: AtlasJob) -> Path:
     if job.data_root is None:
         if not table.exists():
             raise InputError(f"there is no {table} to write the page from; measure it with --data-root")
-        return _write(page, pd.read_parquet(table), job)
+        if "train" not in (curves := pd.read_parquet(table)):
+            raise InputError(f"{table} is of an earlier version; measure it again with --data-root")
+        return _write(page, curves, job)
     data = absolute("--data-root", job.data_root)
     chosen = _chosen(job.only)
     methods = _with_modules(job.methods)
@@ -110,8 +112,7 @@ def _keep(table: Path, measured: pd.DataFrame) -> None:
     def names(rows: pd.DataFrame) -> pd.MultiIndex:
         return pd.MultiIndex.from_frame(rows[_NAMES])
 
-    if table.exists():
-        kept = pd.read_parquet(table)
+    if table.exists() and "train" in (kept := pd.read_parquet(table)):  # otherwise it is of an earlier version
         measured = pd.concat([kept[~names(kept).isin(names(measured))], measured], ignore_index=True)
     known = pd.MultiIndex.from_tuples([tuple(vars(each).values()) for each in _UPGRADES])
     rows = measured.iloc[np.argsort(known.get_indexer(names(measured)), kind="stable")]

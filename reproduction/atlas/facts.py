@@ -47,7 +47,8 @@ _QUOTED: Sequence[Choice] = (
 
 def facts(curves: pd.DataFrame) -> Iterator[str]:
     """Lines of text. curves: of all upgrades, as ``compare`` and ``forecast`` return them."""
-    curves = curves[curves["train"] == TRAIN]
+    if "train" in curves:  # a table of before 2026-11-28 has one number of train items
+        curves = curves[curves["train"] == TRAIN]
     whole = curves[(curves[FOLD] == ALL) & (curves["order"] == "random")]
     yield "# Rules of choice"
     yield from _rules(curves)
