@@ -7,7 +7,7 @@ import sys
 from typing import Any, TextIO
 
 # What the encoding of a terminal may lack -> the same in ASCII. A minus sign must not be lost.
-_IN_ASCII = {"−": "-", "–": "-", "’": "'", "“": '"', "”": '"', "…": "...", "→": "->", "✓": "yes", "×": "x"}
+_IN_ASCII = {"−": "-", "–": "-", "’": "'", "“": '"', "”": '"', "…": "...", "→": "->", "✓": "yes", "×": "x", "≤": "<="}
 
 
 class _Lasting(io.FileIO):
