@@ -28,7 +28,7 @@ def test_runs_and_shows_the_right_numbers(tmp_path: Path, monkeypatch: pytest.Mo
     table = next(table for table in tables if "<th>average</th>" in table)
     for number in ("53.0", "115 %", "40.0 ✓", "62.0 ✓", "2.0 ✗", "15.0"):
         assert f"<td>{number}</td>" in table
-    assert "Merge online with full RM: users get 23.0 points of mAP more" in outputs[0]["text"]
+    assert "Merge online with full RM: users get 23.0 points more mAP than the old service" in outputs[0]["text"]
     for title in ("full RM", "BCT"):
         assert any(f"{title}: AUC of mAP minus that of others" in table for table in tables)
     (crossings,) = [table for table in tables if "<th>lead</th>" in table]
