@@ -141,6 +141,23 @@ def test_finished_results_are_not_checked_again_but_a_lost_table_is(
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("learned_in", ["raw", "quantile", None])
+def test_a_method_is_marked_only_if_it_is_worse_in_each_merge(
+    learned_in: str | None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replayed(*arguments: Any, **more: Any) -> Any:
+        curves = dict(replay_on_validation(*arguments, **more))
+        if learned_in:
+            curves["drift_low_rank", learned_in] = curves["least_squares_gallery", learned_in]
+        return curves
+
+    monkeypatch.setattr("ray_backfill.compare.fits.replay_on_validation", replayed)
+    results = run(data, tmp_path, replace(EVALUATION, merges=("raw", "quantile")))
+    (check,) = (row for row in results.checks if row.method == "drift_low_rank")
+    assert check.is_worse == (learned_in is None)
+    assert (check.difference > 0) == (learned_in is not None)
+
+
 @pytest.mark.parametrize(
     ("train", "reason", "items"),
     [
