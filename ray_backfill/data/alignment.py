@@ -1,7 +1,7 @@
 """Finds rows that do not belong together: the new model's vectors in another order of items than the old model's.
 
-Nothing in the files tells, but similarities do: items that are alike by one model are rather alike by any other, and no
-more than by chance if the vectors are of other items. So the cosines of pairs of items by old and by new correlate.
+The files do not say, but similarities do: two models mostly agree on which items are similar, and no better than chance
+if their vectors are of different items. So the cosines of pairs of items by old and by new correlate.
 
 Source: Szekely and Rizzo, "Partial distance correlation with methods for dissimilarities", Annals of Statistics 42,
 2014: centred so that the correlation of n unrelated items has the mean 0, and the variance 2 / (n (n - 3)).
@@ -61,7 +61,7 @@ def misaligned(folder: EmbeddingFolder) -> Iterator[tuple[str, str]]:
         if not what and gallery is not None and (most := max(own, usual)) > _CLEAR:
             both = (sample.old @ gallery.old.T, sample.new @ gallery.new.T)
             if _correlation(*map(_centred, both)) < _STRANGE * most:
-                what = "its items are like some items of the gallery by old, and like others by new"
+                what = "its items are similar to some gallery items by old, and to others by new"
         if what:
             yield path.name, what
 
@@ -107,12 +107,12 @@ def _what_is_wrong(sample: _Sample) -> tuple[str, float]:
             return f"an item's new vector seems to be {rows} its old one{_where(sample, strange, parts)}", 0.0
     found, deviation = _correlation(old, new), np.sqrt(2 / (n * (n - 3)))
     if found < min(_SURE * deviation, _LEAST - _SURE * deviation):
-        return f"items are alike by old and by new no more than by chance (correlation {found:.3f})", found
+        return f"old and new agree no better than chance on similar items (correlation {found:.3f})", found
     of_part = np.array([_correlation(old[part], new[part]) for part in parts])
     usual = float(np.quantile(of_part, 0.75))
     strange = [part for part, own in zip(parts, of_part, strict=True) if usual > _CLEAR and own < _STRANGE * usual]
     if strange:
-        return f"items{_where(sample, strange, parts)} are alike by old and by new no more than by chance", found
+        return f"old and new agree no better than chance on similar items{_where(sample, strange, parts)}", found
     return "", found
 
 

@@ -71,7 +71,7 @@ def test_a_split_in_another_order_stops_every_command(
         assert run(words[0], "--data", data, "--out", tmp_path / "out", *words[1:]) == 2
         error = capsys.readouterr().err.strip()
         assert len(error.splitlines()) == 1
-        assert f"{split}.parquet: items are alike by old and by new no more than by chance" in error
+        assert f"{split}.parquet: old and new agree no better than chance on similar items" in error
         assert "same row order?" in error
     found = diagnose(data)
     assert [(each.level, each.where) for each in found.findings] == [("error", f"{split}.parquet")]
@@ -88,7 +88,7 @@ def test_rows_that_belong_together_pass(tmp_path: Path) -> None:
 
 def test_arrays_in_another_order_stop_the_python_interface() -> None:
     given = columns(1_000, 1)
-    with pytest.raises(InputError, match=r"gallery\.parquet: items are alike .* same row order\?"):
+    with pytest.raises(InputError, match=r"gallery\.parquet: old and new agree .* same row order\?"):
         rb.simulate(old=given["old"], new=given["new"][::-1], points=3)
 
 
@@ -100,7 +100,7 @@ def test_a_forecast_stops_too(wrong: str, tmp_path: Path) -> None:
     new = gallery["new"][np.sort(ids) if wrong == "sample" else ids]  # in the order of the gallery, not of the list
     np.savez(tmp_path / "new.npz", id=ids, new=new)
     split = "gallery" if wrong == "sample" else "queries"
-    with pytest.raises(InputError, match=rf"{split}\.parquet: items are alike .* same row order\?"):
+    with pytest.raises(InputError, match=rf"{split}\.parquet: old and new agree .* same row order\?"):
         rb.forecast(data, tmp_path / "new.npz", methods="rm_naive")
 
 
@@ -210,4 +210,4 @@ def test_classes_that_have_changed_places_are_found_by_the_queries(tmp_path: Pat
     gallery["new"] = gallery["new"][np.random.default_rng(5).permutation(of_class).ravel()]
     ((where, what),) = misaligned(rb.read_folder(rb.write_folder(tmp_path / "wrong", gallery, queries)))
     assert where == "queries.parquet"
-    assert what == "its items are like some items of the gallery by old, and like others by new"
+    assert what == "its items are similar to some gallery items by old, and to others by new"
