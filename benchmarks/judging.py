@@ -26,6 +26,7 @@ from ray_backfill.data import judging
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.truth import find_truth
 from ray_backfill.engine.systems import GroundTruth, IntArray
+from reproduction.atlas.comparison import TRAIN
 from reproduction.atlas.embeddings import join
 
 NUMBERS = (25, 50, 100)
@@ -102,7 +103,7 @@ def main() -> None:
     for each in arguments.folders:
         for old, new in combinations(sorted((each / "models").iterdir()), 2):
             with TemporaryDirectory() as scratch:
-                folder = read_folder(join(Path(scratch), old, new))
+                folder = read_folder(join(Path(scratch), old, new, TRAIN))
                 truth, queries = find_truth(folder).ground, folder.queries
                 assert queries is not None
                 rows = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)

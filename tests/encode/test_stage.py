@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +97,6 @@ def test_another_model_is_refused(tmp_path: Path, items: Path) -> None:
         embed_items(tmp_path / "h", request(items, new="python:tests.encode._models:chokes"), EmbedActors())
     with pytest.raises(InputError, match=r"exits_at_horses failed on .* texts: SystemExit: 7 \(_models.py, line"):
         embed_items(tmp_path / "i", request(items, new="python:tests.encode._models:exits_at_horses"), EmbedActors())
-    # The other actors finish their parts.
-    _wait_until(lambda: not [*(tmp_path / "h").glob("*/.*.tmp"), *(tmp_path / "i").glob("*/.*.tmp")])
-
-
-def _wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -16,7 +16,7 @@ from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.data.folder import EmbeddingTable, read_folder
-from ray_backfill.learn.training.settings import AdapterSettings, FitSettings, TransformTraining
+from ray_backfill.learn.training.settings import AdapterSettings, FitSettings, HeadTraining, TransformTraining
 from ray_backfill.workers.settings import Context
 
 # A rank that leaves little of the map.
@@ -76,6 +76,18 @@ def test_a_training_that_learned_nothing_is_marked(data: Path, tmp_path: Path, m
     bad = replace(good, transforms=replace(good.transforms, lr=1e5))
     assert run(data, tmp_path / "good", how, good).unlearned == set()
     assert run(data, tmp_path / "bad", how, bad).unlearned == {"fct"}
+
+
+@pytest.mark.full
+def test_a_fitted_reference_is_judged_by_raw_distances(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no other merge; the others are served by the one that suits them best."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", None)
+    how = replace(EVALUATION, methods=("rm_naive", "rho_alone", "least_squares_gallery"), merges=("best",))
+    results = run(data, tmp_path, how, FitSettings(heads=HeadTraining(epochs=1)))
+    assert {check.method for check in results.checks} == {"rho_alone", "least_squares_gallery"}
 
 
 def fitted(data: Path, out: Path) -> Comparison:

@@ -364,10 +364,10 @@ def test_the_page_counts_what_is_independent(tmp_path: Path) -> None:
     is_own = (fewer["collection"] == "cranfield") & (fewer["old"] == "lsa")
     best = fewer.assign(merge="best", auc=fewer["auc"] - 0.01 * is_own)[fewer["method"] == "ridge_gallery"]
     write_page(tmp_path / "both.md", pd.concat([curves, fewer, best]), PageFacts("make atlas", "two cores", "today"))
-    both = (tmp_path / "both.md").read_text(encoding="utf-8")
-    assert "In 1 of 4 (25 %) of methods and upgrades, by more than 0.3 points:" in both
-    assert "| cranfield | lsa | wordllama-256 | 600 | ridge_gallery | 25.0 | 24.0 |" in both
-    assert re.search(r"\| ridge \| 0\.3[78] \[.*\], 75 % \| 0\.3[78] \[.*\], 75 % \|", both)
+    page = (tmp_path / "both.md").read_text(encoding="utf-8")
+    assert "In 1 of 4 (25 %) of methods and upgrades, by more than 0.3 points:" in page
+    assert "| cranfield | lsa | wordllama-256 | 600 | ridge_gallery | 25.0 | 24.0 |" in page
+    assert re.search(r"\| ridge \| 0\.3[78] \[.*\], 75 % \| 0\.3[78] \[.*\], 75 % \|", page)
     tiny = curves.assign(new_auc=curves["old_auc"] + 0.005)
     write_page(tmp_path / "atlas.md", tiny, PageFacts("make atlas", "two cores", "today"))
     page = (tmp_path / "atlas.md").read_text(encoding="utf-8")

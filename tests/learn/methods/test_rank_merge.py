@@ -148,11 +148,11 @@ def test_full_rm_serves_what_the_paper_says() -> None:
     pair = all_methods()["rm"].pair(e, heads)
     with torch.no_grad():
         rho_query = heads.rho(torch.from_numpy(e.query["new"]))
-        np.testing.assert_allclose(pair.backward.query, heads.psi(rho_query).numpy(), rtol=1e-5)
-        np.testing.assert_allclose(pair.forward.query, rho_query.numpy(), rtol=1e-5)
-        np.testing.assert_allclose(
-            pair.forward.gallery, heads.rho(torch.from_numpy(e.gallery["new"])).numpy(), rtol=1e-5, atol=1e-6
-        )
+        rho_gallery = heads.rho(torch.from_numpy(e.gallery["new"]))
+        # float32 sums of another length: the error is relative to the vector, whose values are about 0.3
+        np.testing.assert_allclose(pair.backward.query, heads.psi(rho_query).numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(pair.forward.query, rho_query.numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(pair.forward.gallery, rho_gallery.numpy(), rtol=1e-5, atol=1e-6)
     assert pair.backward.gallery is e.gallery["old"]
 
 
