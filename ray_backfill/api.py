@@ -366,7 +366,6 @@ def _fitted_on(train: bool, labels: bool) -> list[str]:
 def _needs_of_method(method: "Method") -> str:
     needs = _fitted_on(method.fit is not None, method.fit is not None and method.fit.needs_labels)
     needs += [f"embeddings of a further model, {name}" for name in method.models if name not in ("old", "new")]
-    # Two plain systems serve side by side: each query goes through both of their models.
-    if method.backward and method.forward and method.backward != method.forward and not method.is_reference:
-        needs.append(f"both models, {method.backward} and {method.forward}, for each query")
+    if len(method.query_models) > 1 and not method.is_reference:
+        needs.append(f"both models, {' and '.join(method.query_models)}, for each query")
     return ", ".join(needs)

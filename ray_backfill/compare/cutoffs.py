@@ -23,7 +23,8 @@ from ray_backfill.engine.merges import BEST, RAW, Merge, all_merges, fit_merge
 from ray_backfill.engine.replay import Within, count_within, segment_of_item
 from ray_backfill.engine.statistics import relative_weights
 from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, Switch, UpgradePair
-from ray_backfill.learn.methods import Embeddings, Method
+from ray_backfill.learn.expressions import plain
+from ray_backfill.learn.methods import Method
 
 Distances = NDArray[np.float32]
 Floats = NDArray[np.float64]
@@ -138,11 +139,10 @@ def _fit_both(fits: MergeFits, name: str, method: Method, pair: UpgradePair | No
     def fit(train: UpgradePair | None) -> Merge:
         return fit_merge(name, train, fits.label, fits.distance, fits.seed)
 
-    is_single = (pair is not None and pair.backward is pair.forward) or (method.backward == method.forward != "")
     to_old = None
     if pair is not None and fits.items is not None:
         to_old = UpgradePair(RetrievalSystem(fits.items.query[OLD], fits.items.gallery[OLD]), pair.backward)
-    return RAW if method.backward == OLD else fit(to_old), RAW if is_single else fit(pair)
+    return RAW if method.backward.plain == OLD else fit(to_old), RAW if method.backward == method.forward else fit(pair)
 
 
 def _plan(
@@ -150,33 +150,30 @@ def _plan(
 ) -> _Plan:
     """segments: of items by order, by their bytes; those of this method are added."""
     how, maps = comparison.evaluation, comparison.maps
-    some = Embeddings(*({m: v[:1] for m, v in side.items()} for side in vars(comparison.embeddings).values()))
-    one = method.pair(some, maps.of(method))  # of one item: maps are applied to all of them only to be searched
     backward, forward = System.both_of(method)
     orders = comparison.orders_of(method)
     if not method.is_reference:
         orders |= further_permutations(comparison.orders, how.permutations)
     rows = {}
     for name, order in orders.items():
-        own = segment_of_item(order, how.points, one.switch)
+        own = segment_of_item(order, how.points, method.switch)
         segments.setdefault(own.tobytes(), own)
         rows[name] = list(segments).index(own.tobytes())
     carried = carry(comparison.merges, method, maps, given_C)
-    return _Plan(
-        method, backward, backward if one.backward is one.forward else forward, one.switch, carried, by_order(rows)
-    )
+    return _Plan(method, backward, forward, method.switch, carried, by_order(rows))
 
 
 def _systems(comparison: Comparison, plans: Sequence[_Plan]) -> Iterator[tuple[System, RetrievalSystem]]:
     """Each distinct system once; those of one method at a time, because they take memory."""
     e = comparison.embeddings
-    for model in dict.fromkeys(s.model for plan in plans for s in (plan.backward, plan.forward) if s.model):
-        yield System(model), RetrievalSystem(e.query[model], e.gallery[model])
+    for system in dict.fromkeys(s for plan in plans for s in (plan.backward, plan.forward) if not s.method):
+        yield system, e.systems([system.side], None)[0]
     for plan in plans:
-        own = {s: s.side for s in (plan.backward, plan.forward) if s.method}
-        pair = comparison.pair(plan.method) if own else None
+        own = {plan.backward: "backward", plan.forward: "forward"}
+        pair = comparison.pair(plan.method) if any(system.method for system in own) else None
         for system, side in own.items():
-            yield system, getattr(pair, side)
+            if system.method:
+                yield system, getattr(pair, side)
 
 
 @dataclass(frozen=True)
@@ -222,7 +219,7 @@ def _measured_of(
 ) -> Iterator[tuple[Any, ...]]:
     how = comparison.evaluation
     given, totals = as_distances(given_C, how.distance), _totals(comparison.truth)
-    old = counted[System(OLD)]
+    old = counted[System(plain(OLD))]
     for name, carried in plan.carried.items():
         units = [as_cutoffs(each, given_C, how.distance) for each in carried]
         if plan.switch == "only_backfilled":

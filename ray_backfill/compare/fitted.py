@@ -29,9 +29,9 @@ from ray_backfill.engine.merges import (
 )
 from ray_backfill.engine.orders import closest_cosine, row_ranges
 from ray_backfill.engine.systems import FloatArray, IntArray, UpgradePair
-from ray_backfill.learn.methods import POLICIES, Embeddings, Method, find_methods
+from ray_backfill.learn.methods import Embeddings, Method, find_methods
 from ray_backfill.learn.models.apply import load_network, unit
-from ray_backfill.learn.sides import Sides, dims_of, new_models, old_models
+from ray_backfill.learn.sides import Sides, dims_of
 from ray_backfill.learn.training.fit import TrainSet, read_train_set
 from ray_backfill.learn.training.settings import ClassificationSettings, FitSettings
 
@@ -99,7 +99,7 @@ def fit_map(
 
 def mapped_gallery(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> FloatArray:
     """(N, d) h(old) of this method."""
-    gallery = {model: folder.gallery.vectors[model] for model in old_models(method)}
+    gallery = {model: folder.gallery.vectors[model] for model in method.old_models}
     return _sides(folder, method, maps).gallery("backward", gallery)
 
 
@@ -113,7 +113,7 @@ def mapped_cosine(
     train = folder.train
     assert train is not None
     assert train.label is not None
-    new = _sides(folder, method, maps).gallery("forward", {model: train.vectors[model] for model in new_models(method)})
+    new = _sides(folder, method, maps).gallery("forward", {model: train.vectors[model] for model in method.new_models})
     return closest_cosine(mapped_Nd, class_means(new, train.label))
 
 
@@ -201,7 +201,7 @@ class MergeFits:
         """
         if method.is_reference:
             return {RAW.name: RAW}
-        if method.family == POLICIES:  # beside the others, so that it is compared with them
+        if not method.is_merged:  # beside the others, so that it is compared with them
             return {BEST if BEST in self.names and RAW.name not in self.names else RAW.name: RAW}
         pair, kinds = None, self.kinds
         if self.items is not None:

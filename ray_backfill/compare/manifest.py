@@ -24,7 +24,7 @@ from ray_backfill.engine.merges import BEST, MergeKind, all_merges
 from ray_backfill.engine.orders import GalleryColumns, Order
 from ray_backfill.engine.statistics import relative_weights
 from ray_backfill.engine.systems import GroundTruth
-from ray_backfill.learn.methods import POLICIES, Method, models_of
+from ray_backfill.learn.methods import Method, models_of
 from ray_backfill.workers.settings import Context
 
 
@@ -144,9 +144,9 @@ def _of_method(method: Method) -> MethodTraits:
         needs_labels=method.fit is not None and method.fit.needs_labels,
         learns_new=method.learns_new,
         further_models=tuple(model for model in method.models if model not in ("old", "new")),
-        stays=method.forward != "new" and not method.is_reference,
+        stays=method.forward.plain != "new" and not method.is_reference,
         recalls=method.recalls,
-        merges_models=is_baseline and method.family != POLICIES,
+        merges_models=is_baseline and method.is_merged,
         glossary=method.glossary,
     )
 

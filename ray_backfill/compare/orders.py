@@ -48,7 +48,7 @@ _CAN_GIVE: Mapping[str, Callable[[Method], bool]] = {
     "true_loss": lambda method: method.aligned,
     "mapped_cosine": lambda method: method.aligned,
     # The classifier reads embeddings of the new model only.
-    "mapped_confidence": lambda method: method.aligned and method.forward == "new",
+    "mapped_confidence": lambda method: method.aligned and method.forward.plain == "new",
 }
 # Columns that are available to orders if images were embedded, see ``recipes.run.embed``.
 _OF_IMAGES = frozenset(("label", "old_score", "old_entropy", "old_margin", "old_class", "class_means"))

@@ -394,7 +394,7 @@ def _groups(comparison: Comparison) -> Iterator[list[Method]]:
     group: list[Method] = []
     size = 0
     for method in sorted(comparison.methods, key=lambda each: each.name not in (OLD, NEW)):  # others are judged by them
-        own = sum(not model for model in (method.backward, method.forward))
+        own = sum(not side.plain for side in method.sides)
         more = 9 * n_values + 4 * own * widest * n_vectors
         if group and size + more > _GROUP_BYTES:
             yield group

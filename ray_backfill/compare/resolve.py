@@ -26,23 +26,24 @@ from ray_backfill.data.truth import Truth, check_vectors, find_truth, parse_trut
 from ray_backfill.engine.bands import Band, band_of, do_compare
 from ray_backfill.engine.merges import BEST, RAW, Merge, MergeKind
 from ray_backfill.engine.systems import GroundTruth, IntArray, UpgradePair
+from ray_backfill.learn.expressions import Side, maps_of
 from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.training.fit import train_set
 from ray_backfill.learn.training.settings import FitSettings
 
 
 class System(NamedTuple):
-    """Name of a retrieval system: the plain {model, model}, or one side of a method that has its own system."""
+    """What distinguishes a retrieval system: its expressions, and the method whose fitted maps they name, if any."""
 
-    model: str = ""
+    side: Side
     method: str = ""
-    side: str = ""
 
     @classmethod
     def both_of(cls, method: Method) -> tuple["System", "System"]:
-        """The backward and the forward system of a method, as far as its row tells: its pair may be one system."""
-        sides = (("backward", method.backward), ("forward", method.forward))
-        backward, forward = (cls(model) if model else cls(method=method.name, side=side) for side, model in sides)
+        """The backward and the forward system of a method, which may be one."""
+        backward, forward = (
+            cls(side, method.name if maps_of(side.query, side.gallery) else "") for side in method.sides
+        )
         return backward, forward
 
 

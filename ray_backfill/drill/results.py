@@ -40,7 +40,7 @@ from ray_backfill.engine.replay import replay, replay_moment
 from ray_backfill.engine.statistics import Weights, relative_weights
 from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings
-from ray_backfill.learn.sides import Sides, new_models, old_models
+from ray_backfill.learn.sides import Sides
 
 # Queries per batch of the exact search.
 _BATCH = 256
@@ -85,9 +85,9 @@ def _embeddings(
     folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan
 ) -> tuple[Embeddings, dict[int, IntArray]]:
     """All embeddings at the end of the drill, with ones where there are none; and the broken items by operation."""
-    gallery = {model: np.ones((plan.n_items, sides.dims[model]), np.float32) for model in new_models(sides.method)}
+    gallery = {model: np.ones((plan.n_items, sides.dims[model]), np.float32) for model in sides.method.new_models}
     stored = comparison.folder.gallery.vectors
-    gallery |= {model: np.array(stored[model], np.float32) for model in old_models(sides.method)}
+    gallery |= {model: np.array(stored[model], np.float32) for model in sides.method.old_models}
     broken = {}
     for operation in plan.embedded:
         part = read_part(folder, operation)
@@ -115,7 +115,7 @@ def _replayed(
             for i, t in enumerate(found.t)
         ]
     state = plan.start()
-    for model in ("old", "new") if is_plain and "new" in new_models(sides.method) else ("old",):
+    for model in ("old", "new") if is_plain and "new" in sides.method.new_models else ("old",):
         system = RetrievalSystem(embedded.query[model], embedded.gallery[model])
         alone = UpgradePair(system, system)
         value = exact_quality(alone, truth, state, metrics, sides.distance, RAW)

@@ -53,7 +53,7 @@ from ray_backfill.engine.merges import Merge, all_merges
 from ray_backfill.engine.orders import find_order
 from ray_backfill.engine.systems import IntArray
 from ray_backfill.learn.methods import Method, find_methods, models_of
-from ray_backfill.learn.sides import SIDES, Sides, check_live, dims_of, new_models, old_models
+from ray_backfill.learn.sides import SIDES, Sides, check_live, dims_of
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context, EmbedActors, threads_of
 
@@ -99,7 +99,7 @@ def drill_models(
     with session():
         number, on_gpu = check_room(live, actors)
         context = replace(context, actors=replace(actors, number=number))
-        before = embed_two(context, specs, sources, settings, tuple(old_models(method)))
+        before = embed_two(context, specs, sources, settings, method.old_models)
         folder = read_folder(before, needed, gallery_needs=("old",))
         to_embed = EncodeRequest(context.out / "items", sources.modality, {"new": specs["new"]})
         if context.overwrite or not (context.out / "live" / "manifest.json").exists():
@@ -191,7 +191,7 @@ def run_resolved(
                 context.out.name, folder, plan,
                 Questions(*queries, comparison.truth, comparison.evaluation.metrics, k),
                 _shards(folder, comparison, sides, live, plan.n_items),
-                PartsJob(folder, source, old_models(method), new_models(method), actors), live,
+                PartsJob(folder, source, method.old_models, method.new_models, actors), live,
             )  # fmt: skip
             run_drill(job)
             timings_s = {"drill": round(time.perf_counter() - started, 2)}
@@ -237,7 +237,7 @@ def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:
     for settings, side in zip((live.old_index, live.new_index), SIDES, strict=True):
         check_index(settings, sides.dim(side), sides.live_distance)
         if settings.kind != "exact":  # find out here, not in a shard, whether it can be trained
-            models = (old_models if side == "backward" else new_models)(method)
+            models = method.old_models if side == "backward" else method.new_models
             learn = sides.gallery(side, {m: train[m] for m in models}) if train else None
             make_partition(replace(settings, device="cpu"), sides.live_distance, sides.dim(side), learn)
     return sides

@@ -27,7 +27,7 @@ from ray_backfill.drill.tables import AnswerRow
 from ray_backfill.engine.index import Found, IndexSettings, Partition, make_partition
 from ray_backfill.engine.merges import Merge
 from ray_backfill.engine.systems import FloatArray, IntArray
-from ray_backfill.learn.sides import Side, Sides
+from ray_backfill.learn.sides import SideName, Sides
 
 # Items read and indexed per step when a partition is filled.
 _ROWS = 32_768
@@ -209,7 +209,7 @@ class Shard:
             old = old.with_rows(self.sides.gallery("backward", vectors), some)
         return old.compacted() if old.needs_compaction else old
 
-    def _empty(self, side: Side) -> Partition:
+    def _empty(self, side: SideName) -> Partition:
         settings = self.place.old_index if side == "backward" else self.place.new_index
         return make_partition(settings, self.sides.live_distance, self.sides.dim(side), self.train.get(side))
 

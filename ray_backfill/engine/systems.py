@@ -86,6 +86,19 @@ def as_labels(*given: tuple[Any, str]) -> list[IntArray]:
 
 # Rows that are checked at a time.
 _ROWS = 65_536
+
+
+def check_finite(array: FloatArray, what: str) -> None:
+    """Raise InputError if (n, d) vectors have NaN or infinite values as float32. what: for the message."""
+    for first in range(0, len(array), _ROWS):  # in pieces: one bool per number of a large gallery needs memory
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite
+            numbers = array[first : first + _ROWS].astype(np.float32, copy=False)
+        finite_rows = np.isfinite(numbers).all(axis=1)
+        if not finite_rows.all():
+            row = first + int(np.argmin(finite_rows))
+            raise InputError(f"{what} have NaN or infinite values (as float32), first in row {row}; drop such rows")
+
+
 Switch = Literal["progressively", "at_end", "only_backfilled"]
 
 
@@ -108,15 +121,7 @@ class RetrievalSystem:
         for side, given in (("query", self.query), ("gallery", self.gallery)):
             array = as_vectors(given, f"{side} embeddings")
             object.__setattr__(self, side, array)
-            for first in range(0, len(array), _ROWS):  # in pieces: one bool per number of a large gallery needs memory
-                with np.errstate(over="ignore"):  # values beyond float32 become infinite
-                    numbers = array[first : first + _ROWS].astype(np.float32, copy=False)
-                finite_rows = np.isfinite(numbers).all(axis=1)
-                if not finite_rows.all():
-                    raise InputError(
-                        f"{side} embeddings have NaN or infinite values (as float32), first in row "
-                        f"{first + int(np.argmin(finite_rows))}; drop such rows"
-                    )
+            check_finite(array, f"{side} embeddings")
         if self.query.shape[1] != self.gallery.shape[1]:
             raise InputError(
                 f"query embeddings have {self.query.shape[1]} dimensions, gallery embeddings {self.gallery.shape[1]}; "

@@ -20,7 +20,7 @@ from ray_backfill.forecast.engine import Forecast, forecast_pair
 from ray_backfill.forecast.estimate import exact_units, mean_of
 from ray_backfill.forecast.known_items import NewEmbeddings
 from ray_backfill.forecast.models import Calibration, KnownForms
-from ray_backfill.learn.methods import POLICIES, Embeddings, Method, find_methods
+from ray_backfill.learn.methods import Embeddings, Method, find_methods
 
 # Metric -> (Q,) exact values at t = 0; NaN for queries without right answers.
 Starts = Mapping[str, NDArray[np.float64]]
@@ -68,7 +68,7 @@ def gallery_here(comparison: Comparison) -> Gallery:
 
 def can_be_forecast(method: Method) -> bool:
     """Whether the engine knows how this method serves: no cascade, no step at the end, and nothing that hides items."""
-    return (method.name == NEW or not method.is_reference) and method.family != POLICIES
+    return method.name == NEW or method.is_merged
 
 
 def with_merges(comparison: Comparison) -> list[Merged]:
@@ -92,17 +92,17 @@ def forecast_method(
     if len(known.position) == size:
         return _exact(comparison, merged, given, orders)
     forms, switch = _known_forms(comparison, merged, given)
-    system = (method.forward or method.name) + " with CSLS" * merged.has_csls
+    system = (method.forward.plain or method.name) + " with CSLS" * merged.has_csls
     return forecast_pair(
         gallery.of_method(merged), known, forms, comparison.truth, orders, switch, starts,
-        comparison.evaluation.points, system, bool(method.forward), bar, merged.merge,
+        comparison.evaluation.points, system, bool(method.forward.plain), bar, merged.merge,
     )  # fmt: skip
 
 
 def forms_of(merged: Merged, embeddings: Embeddings, pair: UpgradePair, distance: str) -> Forms:
     """Distances to the items of these embeddings. {new, new} is forecast as a method that replaces {old, old}."""
     old = RetrievalSystem(embeddings.query["old"], embeddings.gallery["old"])
-    is_old, (of_backward, of_forward) = merged.method.backward in (OLD, NEW), merged.references
+    is_old, (of_backward, of_forward) = merged.method.backward.plain in (OLD, NEW), merged.references
     of_old = before = ProductForm.of(old, distance)
     if not is_old or of_backward is not None:
         before = form_of(old if is_old else pair.backward, of_backward, distance)
@@ -149,7 +149,7 @@ def exact_starts(
     curves: dict[tuple[str, bool], Curve] = {}
     found: list[Starts] = []
     for method, merge in several:
-        name = OLD if method.backward in (OLD, NEW) else method.name
+        name = OLD if method.backward.plain in (OLD, NEW) else method.name
         (serves,) = find_methods((name,))
         # Other merges keep each system's ranking.
         own = Merged(serves, replace(merge, references=merge.references[:1] * 2) if merge.references else RAW)

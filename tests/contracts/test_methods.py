@@ -77,8 +77,8 @@ def test_every_method_replays(method: Method, fitted: dict[str, tuple[FittedMap,
     serves_one = pair.backward is pair.forward and pair.switch == "progressively"
     assert method.is_reference == (serves_one or (pair.switch == "at_end" and not method.recalls))
     assert pair.switch == "at_end" or not method.recalls
-    for plain, system in ((method.backward, pair.backward), (method.forward, pair.forward)):
-        assert plain == next((x for x in method.models if is_plain(x, system, e)), "")
+    for side, system in ((method.backward, pair.backward), (method.forward, pair.forward)):
+        assert side.plain == next((x for x in method.models if is_plain(x, system, e)), "")
     if method.aligned:
         assert pair.backward.gallery.shape == pair.forward.gallery.shape
 

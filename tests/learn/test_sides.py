@@ -5,15 +5,15 @@ import pytest
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.merges import RAW, Merge, fit_merge
-from ray_backfill.learn.methods import POLICIES, Embeddings, Method, all_methods
+from ray_backfill.learn.methods import Embeddings, Method, all_methods
 from ray_backfill.learn.models.apply import FittedMap
-from ray_backfill.learn.sides import Sides, check_live, new_models, old_models
+from ray_backfill.learn.sides import Sides, check_live
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
 
 DIMS = {"old": 4, "new": 6}
 RNG = np.random.default_rng(0)
-LIVE = [method for method in all_methods().values() if not method.is_reference and method.family != POLICIES]
+LIVE = [method for method in all_methods().values() if method.is_merged]
 
 
 def vectors(method: Method, n: int, seed: int) -> dict[str, np.ndarray]:
@@ -41,7 +41,7 @@ def test_each_side_needs_its_own_models_alone(method: Method) -> None:
     backward, forward = sides.queries(query)
     np.testing.assert_array_equal(backward, pair.backward.query)
     np.testing.assert_array_equal(forward, pair.forward.query)
-    old, new = ({m: gallery[m] for m in models} for models in (old_models(method), new_models(method)))
+    old, new = ({m: gallery[m] for m in models} for models in (method.old_models, method.new_models))
     np.testing.assert_array_equal(sides.gallery("backward", old), pair.backward.gallery)
     np.testing.assert_array_equal(sides.gallery("forward", new), pair.forward.gallery)
     assert not set(old) & set(new)

@@ -28,7 +28,7 @@ from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say
 from ray_backfill.drill.settings import LiveSettings
-from ray_backfill.learn.methods import POLICIES, all_methods
+from ray_backfill.learn.methods import all_methods
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes.run.synthetic import SyntheticGallery
 from ray_backfill.workers.settings import Context, EmbedActors, ReplayPlace, Workers
@@ -98,7 +98,7 @@ class SimulateModelsJob(ComparedModelsJob, ForPrograms, Judged):
 
 def _at_scale() -> Evaluation:
     """Methods that use only the old and the new model and train nothing; a formula may be fitted."""
-    plain = (m for m in all_methods().values() if m.models == ("old", "new") and m.family != POLICIES)
+    plain = (m for m in all_methods().values() if m.models == ("old", "new") and (m.is_merged or m.is_reference))
     methods = tuple(method.name for method in plain if not method.is_trained)
     orders = ("random", "classifier_score", "class_mean_distance")
     return Evaluation(methods=methods, orders=orders, metrics=("mAP@100", "CMC@1"))

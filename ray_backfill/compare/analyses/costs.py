@@ -1,11 +1,11 @@
-"""Cost of each method: multiply-accumulates and parameters, counted while it processes a query and an item.
+"""Cost of each method: multiply-accumulates and parameters for a query and an item, by the shapes of its maps.
 
 Source: rank merge, appendix B.3.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from ray_backfill.page.sections import Cell, Folded, Line, Section, number, tabl
 if TYPE_CHECKING:
     from ray_backfill.compare.fitted import FittedMaps
     from ray_backfill.compare.resolve import Comparison
-    from ray_backfill.engine.systems import FloatArray
     from ray_backfill.learn.methods import Method
 
 # Column -> its heading.
@@ -38,7 +37,7 @@ _HEADS = {
 
 @dataclass(frozen=True)
 class CostRow:
-    """The cost of a method, counted while it processes a query and an item."""
+    """The cost of a method for a query and an item."""
 
     method: Annotated[str, "as in `summary.parquet`"]
     title: str
@@ -59,24 +58,6 @@ class CostRow:
     backbone_training_flops: Annotated[float, "floating-point operations to train these models; NaN if unknown"]
 
 
-@dataclass(frozen=True)
-class _Recorder(Mapping[str, "FloatArray"]):
-    """Model name -> vectors; records which models are requested."""
-
-    vectors: "Mapping[str, FloatArray]"
-    asked: list[str] = field(default_factory=list)
-
-    def __getitem__(self, name: str) -> "FloatArray":
-        self.asked.append(name)
-        return self.vectors[name]
-
-    def __iter__(self) -> Any:
-        return iter(self.vectors)
-
-    def __len__(self) -> int:
-        return len(self.vectors)
-
-
 def compute(comparison: "Comparison", _: object, so_far: ResultsData) -> list[CostRow]:
     """One row for each method."""
     folder, backbones = comparison.folder, so_far.manifest.backbones
@@ -92,27 +73,16 @@ def cost_of(
     dims: model -> embedding size. backbones: model -> its known facts (macs, parameters, training_flops); {} if the
     embeddings came without their models.
     """
-    from ray_backfill.learn.methods import Embeddings
-    from ray_backfill.learn.models.apply import counted, n_parameters
+    from ray_backfill.learn.expressions import macs_of, stored_models
+    from ray_backfill.learn.models.apply import n_parameters
 
     network = maps.of(method)
-    asked: tuple[list[str], list[str]] = ([], [])
-
-    def macs(queries: int, items: int) -> int:
-        query, gallery = (
-            _Recorder({name: np.ones((rows, d), np.float32) for name, d in dims.items()}, names)
-            for rows, names in zip((queries, items), asked, strict=True)
-        )
-        with counted(network) as flops:
-            method.pair(Embeddings(query, gallery), network)
-        return flops() // 2
-
-    one = macs(1, 1)
-    query_macs, gallery_macs = macs(2, 1) - one, macs(1, 2) - one
-    query_models = [name for name in dims if name in asked[0]]
+    queries, items = ([getattr(side, of) for side in method.sides] for of in ("query", "gallery"))
+    query_macs = macs_of(network, *queries)
+    query_models = [name for name in dims if name in method.query_models]
     fitted_on = method.fit.models if method.fit else ()
     # The old model already exists.
-    needed = [name for name in dims if name in {*asked[0], *asked[1], *fitted_on} and name != "old"]
+    needed = [name for name in dims if name in {*query_models, *stored_models(*items), *fitted_on} and name != "old"]
     switches = " then " if len(query_models) > 1 and method.is_reference else " + "
     return CostRow(
         method=method.name,
@@ -121,7 +91,7 @@ def cost_of(
         query_backbone_macs=_sum(backbones, [query_models[-1]] if method.is_reference else query_models, "macs"),
         query_parameters=n_parameters(network) if query_macs else 0,
         query_macs=query_macs,
-        gallery_macs=gallery_macs,
+        gallery_macs=macs_of(network, *items),
         training_flops=maps.training_flops(method),
         trained_models=" + ".join(needed),
         backbone_training_flops=_sum(backbones, needed, "training_flops"),
@@ -144,7 +114,7 @@ def section(results: ResultsData) -> Section | None:
     table = table_of("What each method costs", [_line(results, cost, known) for cost in ranked], "sortable costs")
     words = Markup(
         "<p>Each of the named models embeds a query once; \u201cother\u201d is what the method adds to that. MACs are "
-        "multiply-accumulate operations, counted on one query and one item.\nk, M, G, T and P stand for "
+        "multiply-accumulate operations for one query and one item.\nk, M, G, T and P stand for "
         "10<sup>3</sup>, 10<sup>6</sup>, 10<sup>9</sup>, 10<sup>12</sup> and 10<sup>15</sup>; a dash means unknown.</p>"
     )
     shown = Folded(f"All {len(rows)} methods", [table]) if is_large(results) else table

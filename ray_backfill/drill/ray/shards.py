@@ -29,7 +29,7 @@ from ray_backfill.drill.tables import Checkpoint
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.models.apply import load_network
-from ray_backfill.learn.sides import SIDES, Sides, new_models, old_models
+from ray_backfill.learn.sides import SIDES, Sides
 from ray_backfill.workers.waiting import Room, answer_of
 
 # Maximum number of train items used to train indexes.
@@ -51,7 +51,7 @@ class LiveShard:
         (method,) = find_methods((job.method,))
         network = load_network(job.network) if job.network else None
         sides = Sides(method, network, job.merge, job.distance, job.dims)
-        read_old = partial(job.gallery.vectors, models=old_models(method))
+        read_old = partial(job.gallery.vectors, models=method.old_models)
         self.shard = Shard(self.plan, sides, job.place, read_old, self._train_vectors(sides))
         with suppress(BadPartError):  # the driver calls apply again, which reports it
             self.apply(Journal(job.drill).applied())
@@ -84,7 +84,7 @@ class LiveShard:
             return None
         old, new = (
             job.train.vectors(0, min(job.n_train, _TRAIN_ITEMS), models)
-            for models in (old_models(sides.method), new_models(sides.method))
+            for models in (sides.method.old_models, sides.method.new_models)
         )
         return {"backward": sides.gallery("backward", old), "forward": sides.gallery("forward", new)}
 

@@ -36,24 +36,35 @@ class References:
     """(R, d) embeddings by the gallery model."""
 
     def replace(self, system: RetrievalSystem, distance: str) -> RetrievalSystem:
-        """Return the system of [unit q, 1, -r(q) / 2] and [unit g, -r(g) / 2, 1], whose inner product is CSLS / 2.
+        """Return the system of ``queries`` and ``gallery_items``, whose inner product is CSLS / 2."""
+        return RetrievalSystem(self.queries(system.query, distance), self.gallery_items(system.gallery, distance))
 
-        Cost: 2 R d operations per vector, and a copy of queries and gallery.
+    def queries(self, vectors: FloatArray, distance: str) -> NDArray[np.float32]:
+        """Return (Q, d + 2) rows [unit q, 1, -r(q) / 2].
+
+        Cost: 2 R d operations per vector, and a copy.
 
         Raises:
             InputError: The distance is not cosine, the dimensions differ from the references', or a vector is zero.
         """
+        self._check(vectors, distance)
+        return _unit_and_two(vectors, self.gallery)
+
+    def gallery_items(self, vectors: FloatArray, distance: str) -> NDArray[np.float32]:
+        """Return (N, d + 2) rows [unit g, -r(g) / 2, 1]. Cost, errors: as of ``queries``."""
+        self._check(vectors, distance)
+        rows = _unit_and_two(vectors, self.query)
+        rows[:, [-2, -1]] = rows[:, [-1, -2]]
+        return rows
+
+    def _check(self, vectors: FloatArray, distance: str) -> None:
         if distance != "cosine":
             raise InputError(f"the csls merge supports only the cosine distance, not {distance}; use another merge")
-        if system.query.shape[1] != self.query.shape[1]:
+        if vectors.shape[1] != self.query.shape[1]:
             raise InputError(
                 f"the csls merge was fitted on vectors of {self.query.shape[1]} dimensions, but these have "
-                f"{system.query.shape[1]}; fit it on train embeddings of the same models"
+                f"{vectors.shape[1]}; fit it on train embeddings of the same models"
             )
-        query = _unit_and_two(system.query, self.gallery)
-        gallery = _unit_and_two(system.gallery, self.query)
-        gallery[:, [-2, -1]] = gallery[:, [-1, -2]]
-        return RetrievalSystem(query, gallery)
 
 
 def fit_csls(train: UpgradePair, seed: int) -> tuple[References, References]:

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from ray_backfill.core.plugins import Deferred
-from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
-from ray_backfill.learn.methods import Embeddings, Method
-from ray_backfill.learn.models.apply import Affine, Wide, transform, unit
+from ray_backfill.learn.expressions import mapped, plain, side
+from ray_backfill.learn.methods import Method
+from ray_backfill.learn.models.apply import Affine, Wide, unit
 from ray_backfill.learn.training.fit import Choice, Device, Fit, FitByItems, Fitted, OnEpoch, TrainSet, kept
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 
@@ -311,27 +311,21 @@ class ResidualFit(FitByItems):
         return _TRAIN_MLP(base, data, self.models, base.unit, settings.transforms, device, on_epoch)
 
 
-def _gallery(e: Embeddings, network: Any) -> UpgradePair:
-    """{new, A(old)} and {new, new}."""
-    return UpgradePair(RetrievalSystem(e.query["new"], transform(network, e.gallery["old"])), e.system("new"))
-
-
-def query_pair(e: Embeddings, network: Any) -> UpgradePair:
-    """{A(new), old} and {new, new}."""
-    return UpgradePair(RetrievalSystem(transform(network, e.query["new"]), e.gallery["old"]), e.system("new"))
+# {new, A(old)} and {A(new), old}.
+MAPPED_GALLERY, MAPPED_QUERY = side("new", mapped("A", "old")), side(mapped("A", "new"), "old")
 
 
 def _both_ways(name: str, title: str, fit: Callable[[str, str], Fit]) -> tuple[Method, Method]:
     """Both directions of an adapter. fit: makes the fit from a source and a target model."""
 
-    both = partial(Method, family="Adapters", forward="new", glossary=_GLOSSARY)
+    both = partial(Method, forward=plain("new"), family="Adapters", glossary=_GLOSSARY)
     gallery, query = f"{name}_gallery", f"{name}_query"
     return (
         both(
-            gallery, f"{title}, gallery", "old -> new", _gallery, fit=fit("old", "new"), aligned=True,
+            gallery, f"{title}, gallery", "old -> new", MAPPED_GALLERY, fit=fit("old", "new"),
             is_recommended=gallery in _RECOMMENDED,
         ),
-        both(query, f"{title}, query", "new -> old", query_pair, fit=fit("new", "old")),
+        both(query, f"{title}, query", "new -> old", MAPPED_QUERY, fit=fit("new", "old")),
     )  # fmt: skip
 
 

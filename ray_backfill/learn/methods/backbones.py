@@ -5,36 +5,19 @@ The papers, their losses and where we deviate are in ``learn.papers``, in the fi
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
-
-import numpy as np
 
 from ray_backfill.core.plugins import Deferred
-from ray_backfill.engine.systems import FloatArray, RetrievalSystem, UpgradePair
-from ray_backfill.learn.methods import BackboneKind, Embeddings, Method
+from ray_backfill.learn.expressions import Resized, Side, Stored, plain, side
+from ray_backfill.learn.methods import BackboneKind, Method
 
 
 def backbone_method(name: str, title: str, source: str, glossary: Mapping[str, str] | None = None) -> Method:
-    """{x, old} and {x, x}, where x is the backbone of this name. glossary: word -> meaning, for reports."""
+    """{x, old} and {x, x}, where x is the backbone of this name. glossary: word -> meaning, for reports.
 
-    def pair(e: Embeddings, network: Any) -> UpgradePair:
-        old = e.gallery["old"]
-        return UpgradePair(RetrievalSystem(fit_width(e.query[name], old.shape[1]), old), e.system(name))
-
-    return Method(
-        name, title, source, pair, "A new backbone", models=("old", "new", name), forward=name, glossary=glossary or {}
-    )
-
-
-def fit_width(vectors_Nd: FloatArray, width: int) -> FloatArray:
-    """Truncate or zero-pad vectors to ``width``, as in the training, which compared them with the old model."""
-    missing = width - vectors_Nd.shape[1]
-    return np.pad(vectors_Nd.astype(np.float32), ((0, 0), (0, missing))) if missing > 0 else vectors_Nd[:, :width]
-
-
-def _two_simplices(e: Embeddings, network: Any) -> UpgradePair:
-    """{dsimplex, dsimplex_old} and {dsimplex, dsimplex}: the old gallery is that of a model of its own."""
-    return UpgradePair(RetrievalSystem(e.query["dsimplex"], e.gallery["dsimplex_old"]), e.system("dsimplex"))
+    Where x has other dimensions than old, it is compared as in its training.
+    """
+    backward = Side(Resized(Stored(name), "old"), Stored("old"))
+    return Method(name, title, source, backward, plain(name), "A new backbone", glossary=glossary or {})
 
 
 def _of(paper: str, objective: str) -> Deferred:
@@ -100,10 +83,9 @@ METHODS = {
             "dsimplex",
             "d-Simplex",
             "CoReS, 2023: {dsimplex, dsimplex_old}, {dsimplex, dsimplex}",
-            _two_simplices,
+            side("dsimplex", "dsimplex_old"),  # the old gallery is that of a model of its own
+            plain("dsimplex"),
             "A new backbone",
-            models=("old", "new", "dsimplex_old", "dsimplex"),
-            forward="dsimplex",
             glossary={
                 "d-Simplex": "Both models are trained with the same fixed classifier, whose weights are the vertices "
                 "of a regular simplex, so that the new model's queries search the old gallery without any loss for "

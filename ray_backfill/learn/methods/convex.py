@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
-from ray_backfill.learn.methods import POLICIES, Embeddings, Method
+from ray_backfill.learn.expressions import mapped, plain, side
+from ray_backfill.learn.methods import POLICIES, ItemByItem, Method
 from ray_backfill.learn.methods.adapters import FormulaFit, procrustes
 from ray_backfill.learn.methods.slerp import ITEMS, QUERIES, recalls_at_1
-from ray_backfill.learn.models.apply import FormulaMap, Wide, transform, unit
+from ray_backfill.learn.models.apply import FormulaMap, Wide, unit
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.settings import FitSettings
 
@@ -40,7 +40,10 @@ class Convex(FormulaMap):
     def shape(self) -> dict[str, Any]:
         return {}
 
-    def mapped(self, *vectors_Bp: Wide) -> Wide:
+    def output_dim(self, *dims: int) -> int:
+        return sum(dims)
+
+    def __call__(self, *vectors_Bp: Wide) -> Wide:
         """(B, d) and (B, n) embeddings of the same items -> (B, d + n)."""
         old_Bd, new_Bn = vectors_Bp
         alpha = float(self.alpha_1[0])
@@ -72,17 +75,12 @@ class ConvexFit(FormulaFit):
         return Fitted(Convex(np.array([ALPHAS[int(np.argmax(found))]], np.float32)), searched)
 
 
-def _pair(e: Embeddings, network: Any) -> UpgradePair:
-    """{old, old}, and both models' embeddings side by side."""
-    both = (transform(network, of["old"], of["new"]) for of in (e.query, e.gallery))
-    return UpgradePair(e.system("old"), RetrievalSystem(*both))
-
+_BOTH = mapped("convex", "old", "new")
 
 METHODS = (
     Method(
-        "convex", "convex fusion", "Bruch et al. 2023, section 3: a convex combination of similarities", _pair,
-        POLICIES, ConvexFit(procrustes, "old", "new"),
-        backward="old",
+        "convex", "convex fusion", "Bruch et al. 2023, section 3: a convex combination of similarities",
+        plain("old"), side(_BOTH, _BOTH), POLICIES, ConvexFit(procrustes, "old", "new"), ItemByItem(is_merged=False),
         glossary={
             "Convex fusion": "A backfilled item keeps its old vector, too: its similarity is a weighted mean of both "
             "models' similarities, also when the backfill is finished. Twice the memory, and each query is embedded by "

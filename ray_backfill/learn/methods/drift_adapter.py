@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from ray_backfill.core.plugins import Deferred
+from ray_backfill.learn.expressions import plain
 from ray_backfill.learn.methods import Method
-from ray_backfill.learn.methods.adapters import FormulaFit, about_means, query_pair, reduced_rank, rotation
+from ray_backfill.learn.methods.adapters import MAPPED_QUERY, FormulaFit, about_means, reduced_rank, rotation
 from ray_backfill.learn.models.apply import Wide
 from ray_backfill.learn.training.fit import Choice, Device, Fit, FitByItems, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
@@ -68,7 +69,7 @@ _GLOSSARY = {
 
 def _method(name: str, title: str, source: str, fit: Fit) -> Method:
     title, source = f"Drift-Adapter {title}", f"Drift-Adapter, section 3{source}"
-    return Method(name, title, source, query_pair, "Adapters", fit, forward="new", glossary=_GLOSSARY)
+    return Method(name, title, source, MAPPED_QUERY, plain("new"), "Adapters", fit, glossary=_GLOSSARY)
 
 
 # What --tune may choose.

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.plugins import Deferred
 from ray_backfill.engine.orders import ORDERS
-from ray_backfill.engine.systems import FloatArray, RetrievalSystem, UpgradePair
-from ray_backfill.learn.methods import Embeddings, Method
-from ray_backfill.learn.models.apply import transform
+from ray_backfill.engine.systems import FloatArray
+from ray_backfill.learn.expressions import mapped, plain, side
+from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.fit import Choice, Device, FitByItems, Fitted, OnEpoch, TrainSet, known_classifier
 from ray_backfill.learn.training.settings import FitSettings
 
@@ -91,14 +91,10 @@ def _method(
     is_recommended: bool = False,
 ) -> Method:
     """{target, h(inputs)} and {target, target}: the backward gallery is h of stored embeddings."""
-
-    def pair(e: Embeddings, network: Any) -> UpgradePair:
-        h_Nd = transform(network, *(e.gallery[name] for name in fit.inputs))
-        return UpgradePair(RetrievalSystem(e.query[fit.target], h_Nd), e.system(fit.target))
-
+    backward, forward = side(fit.target, mapped("h", *fit.inputs)), plain(fit.target)
     return Method(
-        name, title, source, pair, family, fit, tuple(dict.fromkeys(("old", "new", *fit.models))), forward=fit.target,
-        aligned=True, is_recommended=is_recommended, glossary=_H | dict(glossary or {}),
+        name, title, source, backward, forward, family, fit, is_recommended=is_recommended,
+        glossary=_H | dict(glossary or {}),
     )  # fmt: skip
 
 

@@ -15,10 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
-from ray_backfill.learn.methods import Embeddings, Method
-from ray_backfill.learn.methods.adapters import FormulaFit, about_means, regression, relaxed, strength_of, wide
-from ray_backfill.learn.models.apply import FormulaMap, Wide, transform, unit
+from ray_backfill.learn.expressions import plain
+from ray_backfill.learn.methods import Method
+from ray_backfill.learn.methods.adapters import (
+    MAPPED_GALLERY,
+    FormulaFit,
+    about_means,
+    regression,
+    relaxed,
+    strength_of,
+    wide,
+)
+from ray_backfill.learn.models.apply import FormulaMap, Wide, unit
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.settings import FitSettings
 
@@ -47,7 +55,10 @@ class Local(FormulaMap):
         """Those of all distances to centres, and of one map."""
         return self.centre_kp.size + self.weight_kqp[0].size
 
-    def mapped(self, *vectors_Bp: Wide) -> Wide:
+    def output_dim(self, *dims: int) -> int:
+        return self.bias_kq.shape[1]
+
+    def __call__(self, *vectors_Bp: Wide) -> Wide:
         (x_Bp,) = vectors_Bp
         x_Bp = unit(x_Bp) if self.unit else x_Bp
         cluster_B = closest(x_Bp, self.centre_kp.astype(np.float64))
@@ -106,17 +117,10 @@ class LocalFit(FormulaFit):
         return Fitted(Local(centre_kp.astype(np.float32), weight_kqp, bias_kq, is_cosine), flops)
 
 
-def _pair(e: Embeddings, network: Any) -> UpgradePair:
-    """{new, A(old)} and {new, new}."""
-    return UpgradePair(RetrievalSystem(e.query["new"], transform(network, e.gallery["old"])), e.system("new"))
-
-
 METHODS = (
     Method(
-        "local_gallery", "local adapters, gallery", "Nakashole 2018: maps of neighbourhoods", _pair, "Adapters",
-        LocalFit(relaxed, "old", "new"),
-        forward="new",
-        aligned=True,
+        "local_gallery", "local adapters, gallery", "Nakashole 2018: maps of neighbourhoods", MAPPED_GALLERY,
+        plain("new"), "Adapters", LocalFit(relaxed, "old", "new"),
         glossary={"Local adapters": "A map of the old gallery that has a part of its own for each cluster of it."},
     ),
 )  # fmt: skip

@@ -10,10 +10,8 @@ from functools import partial
 from typing import Any
 
 from ray_backfill.core.plugins import Deferred
-from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
-from ray_backfill.learn.methods import Embeddings, Method
-from ray_backfill.learn.methods.backbones import fit_width
-from ray_backfill.learn.models.apply import transform
+from ray_backfill.learn.expressions import Resized, Side, Stored, mapped
+from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.fit import Choice, Device, FitByItems, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.settings import FitSettings
 
@@ -48,22 +46,7 @@ class JointFit(FitByItems):
         return _TRAIN(data, settings.transforms, self.strict, distance == "cosine", device, on_epoch)
 
 
-def _pair(e: Embeddings, network: Any) -> UpgradePair:
-    """{B(new), F(old)} and {B(new), B(new)}."""
-    forward = _forward(e, network)
-    return UpgradePair(RetrievalSystem(forward.query, transform(network.to_new, e.gallery["old"])), forward)
-
-
-def _pair_as_it_is(e: Embeddings, network: Any) -> UpgradePair:
-    """{B(new), old} and {B(new), B(new)}: the old gallery is not mapped, and compared by the dimensions of the loss."""
-    forward, old = _forward(e, network), e.gallery["old"]
-    return UpgradePair(RetrievalSystem(fit_width(forward.query, old.shape[1]), old), forward)
-
-
-def _forward(e: Embeddings, network: Any) -> RetrievalSystem:
-    return RetrievalSystem(transform(network.to_old, e.query["new"]), transform(network.to_old, e.gallery["new"]))
-
-
+_B = mapped("B", "new")
 _WORDS = {
     "B": "The map of new embeddings into the old space, for queries and gallery; strictly or nearly orthogonal, so "
     "that it keeps the distances of the new model.",
@@ -73,30 +56,32 @@ _LAMBDA = {
     "lambda-orthogonality": "A penalty on maps that deviate from an orthogonal one by more than lambda; smaller "
     "deviations cost nothing."
 }
-_mapped = partial(Method, family="Maps old to new", pair=_pair, aligned=True)
+_joint = partial(Method, forward=Side(_B, _B), family="Maps old to new")
+_MAPPED = Side(_B, mapped("F", "old"))
 
 METHODS = (
-    _mapped(
+    _joint(
         "orthogonal",
         "orthogonal B and F",
         "lambda-Orthogonality, 2025, eq. 2 and 7 to 10",
+        _MAPPED,
         fit=JointFit(strict=True),
         glossary=_WORDS,
     ),
-    _mapped(
+    _joint(
         "lambda_orthogonal",
         "lambda-orthogonal B and F",
         "lambda-Orthogonality, 2025, eq. 2 and 6 to 10",
+        _MAPPED,
         fit=JointFit(),
         glossary=_WORDS | _LAMBDA,
     ),
-    _mapped(
+    _joint(
         "lambda_orthogonal_query",
         "lambda-orthogonal B",
         "lambda-Orthogonality, 2025, appendix H: the old gallery stays as it is",
+        Side(Resized(_B, "old"), Stored("old")),  # compared by the dimensions of the loss
         fit=JointFit(),
-        pair=_pair_as_it_is,
-        aligned=False,
         glossary=_WORDS | _LAMBDA,
     ),
 )

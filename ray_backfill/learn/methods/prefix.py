@@ -5,26 +5,13 @@ an embedding. Of use only if the new model was trained so that they agree with t
 truncated model do.
 """
 
-from typing import Any
-
-import numpy as np
-
-from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
-from ray_backfill.learn.methods import Embeddings, Method
-
-
-def _pair(e: Embeddings, network: Any) -> UpgradePair:
-    """{new, old} in the first min(d_old, d_new) dimensions, and {new, new}."""
-    query: Any = e.query["new"]
-    gallery: Any = e.gallery["old"]
-    common = min(query.shape[1], gallery.shape[1])
-    prefix = RetrievalSystem(np.ascontiguousarray(query[:, :common]), np.ascontiguousarray(gallery[:, :common]))
-    return UpgradePair(prefix, e.system("new"))
-
+from ray_backfill.learn.expressions import Prefix, Side, Stored, plain
+from ray_backfill.learn.methods import Method
 
 METHODS = (
     Method(
-        "common_prefix", "common prefix", "Kusupati et al. 2022: leading dimensions", _pair, "Adapters", forward="new",
+        "common_prefix", "common prefix", "Kusupati et al. 2022: leading dimensions",
+        Side(Prefix(Stored("new"), "old"), Prefix(Stored("old"), "new")), plain("new"), "Adapters",
         glossary={
             "Common prefix": "Old items are searched with the new query in the first dimensions that both models have. "
             "Of use only for models that were trained to agree there."

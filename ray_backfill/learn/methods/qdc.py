@@ -9,8 +9,9 @@ Shapes: N train items; p dimensions of the new model, q of the old one.
 
 import numpy as np
 
+from ray_backfill.learn.expressions import plain
 from ray_backfill.learn.methods import Method
-from ray_backfill.learn.methods.adapters import FormulaFit, query_pair
+from ray_backfill.learn.methods.adapters import MAPPED_QUERY, FormulaFit
 from ray_backfill.learn.models.apply import Wide
 from ray_backfill.learn.training.settings import AdapterSettings
 
@@ -23,9 +24,8 @@ def mean_drift(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide,
 
 METHODS = (
     Method(
-        "qdc", "query drift compensation", "Goswami et al. 2025: queries minus their drift", query_pair, "Adapters",
-        FormulaFit(mean_drift, "new", "old"),
-        forward="new",
+        "qdc", "query drift compensation", "Goswami et al. 2025: queries minus their drift", MAPPED_QUERY, plain("new"),
+        "Adapters", FormulaFit(mean_drift, "new", "old"),
         glossary={
             "QDC": "Query drift compensation: old items are searched with the new query minus the mean difference "
             "between new and old embeddings. Made for a model that was fine-tuned from the old one."

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.plugins import Deferred
-from ray_backfill.engine.systems import FloatArray, RetrievalSystem, UpgradePair
-from ray_backfill.learn.methods import CONTROLS, Embeddings, Method
+from ray_backfill.engine.systems import FloatArray
+from ray_backfill.learn.expressions import Side, mapped, plain, side
+from ray_backfill.learn.methods import CONTROLS, Method, Reference
 from ray_backfill.learn.methods.fct import TransformFit
 from ray_backfill.learn.models.apply import transform
 from ray_backfill.learn.training.fit import (
@@ -165,33 +166,8 @@ class TowardsRhoFit(FitByItems):
         return self.h.log_variances(gallery, network.h)
 
 
-def _naive(e: Embeddings, heads: Any) -> UpgradePair:
-    """{old, old} and {new, new}: a query is embedded by both models. Source: section 3.2."""
-    return UpgradePair(e.system("old"), e.system("new"))
-
-
-def _with_heads(e: Embeddings, heads: Any) -> UpgradePair:
-    """{psi(rho(new)), old} and {rho(new), rho(new)}; without rho, rho(new) is new. Source: section 4."""
-    forward = _rho(e, heads)
-    return UpgradePair(RetrievalSystem(transform(heads.psi, forward.query), e.gallery["old"]), forward)
-
-
-def _rho(e: Embeddings, network: Any) -> RetrievalSystem:
-    """{rho(new), rho(new)}."""
-    return RetrievalSystem(transform(network.rho, e.query["new"]), transform(network.rho, e.gallery["new"]))
-
-
-def _rho_alone(e: Embeddings, network: Any) -> UpgradePair:
-    """The finished upgrade at all times, like the reference ``new``."""
-    system = _rho(e, network)
-    return UpgradePair(system, system)
-
-
-def _towards_rho(e: Embeddings, network: Any) -> UpgradePair:
-    """{rho(new), h(old)} and {rho(new), rho(new)}."""
-    forward = _rho(e, network)
-    return UpgradePair(RetrievalSystem(forward.query, transform(network.h, e.gallery["old"])), forward)
-
+_RHO_NEW = mapped("rho", "new")
+_BOTH_RHO = Side(_RHO_NEW, _RHO_NEW)
 
 _RM = {
     "RM": "Rank merge: both systems are searched, each over its own items, and their result lists are merged by "
@@ -223,15 +199,21 @@ _RHO_ALONE = HeadFit(_of_paper("within_new"), learn_new=True)
 
 
 def _trained(name: str, title: str, source: str, loss: str, has_rho: bool = False, is_best: bool = False) -> Method:
-    """psi, and rho if wanted, trained with a loss. is_best: the paper's own choice."""
+    """{psi(rho(new)), old} and {rho(new), rho(new)}; without rho, rho(new) is new. Source: section 4.
+
+    is_best: the paper's own choice.
+    """
+    forward = _BOTH_RHO if has_rho else plain("new")
     return Method(
-        name, title, source, _with_heads, "Rank merge",
-        HeadFit(_of_paper(loss), learn_new=has_rho, needs_labels=loss != "rqt"), forward="" if has_rho else "new",
+        name, title, source, side(mapped("psi", forward.query), "old"), forward, "Rank merge",
+        HeadFit(_of_paper(loss), learn_new=has_rho, needs_labels=loss != "rqt"),
         is_recommended=is_best, glossary=_RM | _PSI | _LOSSES[loss] | (_RHO if has_rho else {}),
     )  # fmt: skip
 
 
-_towards = partial(Method, pair=_towards_rho, family=CONTROLS, aligned=True, glossary=_ALONE)
+_towards = partial(
+    Method, backward=side(_RHO_NEW, mapped("h", "old")), forward=_BOTH_RHO, family=CONTROLS, glossary=_ALONE
+)
 
 METHODS = {
     "rank_merge": (
@@ -239,10 +221,9 @@ METHODS = {
             "rm_naive",
             "RM naive",
             "rank merge, section 3.2",
-            _naive,
+            plain("old"),  # a query is embedded by both models
+            plain("new"),
             "Rank merge",
-            backward="old",
-            forward="new",
             is_recommended=True,
             glossary=_RM,
         ),
@@ -260,10 +241,11 @@ METHODS = {
             "rho_alone",
             "{rho, rho}, rho alone",
             "second term of rank merge, eq. 14",
-            _rho_alone,
+            _BOTH_RHO,  # the finished upgrade at all times, like the reference ``new``
+            _BOTH_RHO,
             CONTROLS,
             _RHO_ALONE,
-            is_reference=True,
+            Reference(),
             glossary=_ALONE,
         ),
         _towards(

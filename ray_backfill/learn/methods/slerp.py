@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
-from ray_backfill.learn.methods import Embeddings, Method
+from ray_backfill.learn.expressions import mapped, plain, side
+from ray_backfill.learn.methods import Method
 from ray_backfill.learn.methods.adapters import FormulaFit, procrustes
-from ray_backfill.learn.models.apply import FormulaMap, Wide, transform, unit
+from ray_backfill.learn.models.apply import FormulaMap, Wide, unit
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.settings import FitSettings
 
@@ -56,7 +56,10 @@ class Slerp(FormulaMap):
         d, n = self.rotation_dn.shape
         return {"old_dim": d, "new_dim": n, "alpha": self.alpha}
 
-    def mapped(self, *vectors_Bp: Wide) -> Wide:
+    def output_dim(self, *dims: int) -> int:
+        return len(self.rotation_dn)
+
+    def __call__(self, *vectors_Bp: Wide) -> Wide:
         """(B, d) and (B, n) embeddings of the same queries -> (B, d)."""
         u_Bd, v_Bd = self.ends(*vectors_Bp)
         of_u_B1, of_v_B1 = weights(u_Bd, v_Bd, self.alpha)
@@ -128,21 +131,15 @@ def recalls_at_1(
     return [int(each) / len(queries[0]) for each in right]
 
 
-def _pair(e: Embeddings, network: Any) -> UpgradePair:
-    """{slerp(old, new), old} and {new, new}: a query is embedded by both models."""
-    between = transform(network, e.query["old"], e.query["new"])
-    return UpgradePair(RetrievalSystem(between, e.gallery["old"]), e.system("new"))
-
-
 METHODS = (
     Method(
         "slerp",
         "SLERP",
         "Ricci et al. 2026: Procrustes, then spherical interpolation",
-        _pair,
+        side(mapped("slerp", "old", "new"), "old"),  # a query is embedded by both models
+        plain("new"),
         "Adapters",
         SlerpFit(procrustes, "new", "old"),
-        forward="new",
         is_recommended=True,
         glossary={
             "SLERP": "Spherical interpolation: old items are searched with a point between the old query and the new "

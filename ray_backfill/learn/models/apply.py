@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 import safetensors.numpy
@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.memory import room_for
-from ray_backfill.core.plugins import Deferred
+from ray_backfill.core.plugins import Deferred, rows_from_outside
 from ray_backfill.core.stages import read_json, write_json, write_whole
 from ray_backfill.engine.systems import FloatArray
 
@@ -51,14 +51,13 @@ _PENALTY = 1e-2
 
 
 class FormulaMap(ABC):
-    """A map that a formula gives, a dataclass. flops: floating-point operations of its matrix products so far.
+    """A map that a formula gives, a dataclass.
 
-    arrays: field -> name in files. Its other fields are part of its shape.
+    kind: its name in files. arrays: field -> name in files. Its other fields are part of its shape.
     """
 
     kind: ClassVar[str]
     arrays: ClassVar[Mapping[str, str]]
-    flops = 0
 
     @property
     def weights(self) -> dict[str, NDArray[np.float32]]:
@@ -71,18 +70,17 @@ class FormulaMap(ABC):
         """What else determines it, as JSON has it."""
 
     @abstractmethod
-    def mapped(self, *vectors_Bp: Wide) -> Wide:
+    def output_dim(self, *dims: int) -> int:
+        """q. dims: p of each input."""
+
+    @abstractmethod
+    def __call__(self, *vectors_Bp: Wide) -> Wide:
         """One (B, p) array for each input -> (B, q)."""
 
     @property
     def macs(self) -> int:
         """Multiply-accumulates of its matrix products for an item."""
         return sum(weight.size for weight in self.weights.values() if weight.ndim == 2)
-
-    def __call__(self, *vectors_Bp: Wide) -> Wide:
-        """``mapped``, counted."""
-        self.flops += 2 * len(vectors_Bp[0]) * self.macs
-        return self.mapped(*vectors_Bp)
 
 
 @dataclass(eq=False)
@@ -100,7 +98,10 @@ class Affine(FormulaMap):
         q, p = self.weight_qp.shape
         return {"input_dim": p, "output_dim": q, "unit": self.unit}
 
-    def mapped(self, *vectors_Bp: Wide) -> Wide:
+    def output_dim(self, *dims: int) -> int:
+        return len(self.bias_q)
+
+    def __call__(self, *vectors_Bp: Wide) -> Wide:
         (x_Bp,) = vectors_Bp
         return (unit(x_Bp) if self.unit else x_Bp) @ self.weight_qp.T.astype(np.float64) + self.bias_q
 
@@ -114,13 +115,11 @@ def unit(vectors_Np: NDArray[np.floating], dtype: type[np.floating] = np.float64
 def transform(network: FittedMap, *vectors_Np: FloatArray) -> FloatArray:
     """Apply a map to stored vectors, one (N, p) array per input; returns (N, q) float32.
 
-    An identity returns them unchanged. Computes in float64, so that the result for a vector does not depend on the
+    Computes in float64, so that the result for a vector does not depend on the
     others in its batch: shards of a gallery must give the same as the whole gallery. Memory: the result, which is
     mapped from a temporary file if it is large.
     """
     mapped_of = network if isinstance(network, FormulaMap) else _by_torch(network)
-    if mapped_of is None:
-        return vectors_Np[0]
     n, out = len(vectors_Np[0]), np.empty((0, 0), np.float32)
     for first in range(0, n, _ROWS):
         mapped = mapped_of(*(v[first : first + _ROWS].astype(np.float64) for v in vectors_Np))
@@ -130,12 +129,10 @@ def transform(network: FittedMap, *vectors_Np: FloatArray) -> FloatArray:
     return out
 
 
-def _by_torch(network: nn.Module) -> Callable[..., Wide] | None:
-    """The network as a function of float64 arrays; None for an identity."""
+def _by_torch(network: nn.Module) -> Callable[..., Wide]:
+    """The network as a function of float64 arrays."""
     import torch
 
-    if isinstance(network, torch.nn.Identity):
-        return None
     wide = copy.deepcopy(network).double().eval()
 
     def mapped(*vectors_Bp: Wide) -> Wide:
@@ -145,17 +142,31 @@ def _by_torch(network: nn.Module) -> Callable[..., Wide] | None:
     return mapped
 
 
-@contextmanager
-def counted(network: FittedMap | None) -> Iterator[Callable[[], int]]:
-    """Counts the floating-point operations of a map in the block; yields a function that returns the count so far."""
-    if network is None:
-        yield lambda: 0
-    elif isinstance(network, FormulaMap):
-        before = network.flops
-        yield lambda: network.flops - before
-    else:
-        with counted_flops() as flops:
-            yield flops
+def named_map(network: Any, name: str) -> Any:
+    """The map of this name among those that were fitted together. One that has no ``parts`` is the only one."""
+    parts: Mapping[str, str] = getattr(network, "parts", {})
+    return getattr(network, parts[name]) if parts else network
+
+
+def output_dim(network: FittedMap, dims: Sequence[int]) -> int:
+    """Dimensions of a map's results. dims: of its inputs."""
+    if isinstance(network, FormulaMap):
+        return network.output_dim(*dims)
+    shape: Mapping[str, Any] = getattr(network, "shape", {})
+    return int(shape["output_dim"] if "output_dim" in shape else _linear_layers(network)[-1].out_features)
+
+
+def macs(network: FittedMap) -> int:
+    """Multiply-accumulates of a map for an item: its matrix products. A network may state them as ``macs``."""
+    if isinstance(network, FormulaMap) or hasattr(network, "macs"):
+        return cast("int", network.macs)
+    return sum(layer.weight.numel() for layer in _linear_layers(network))
+
+
+def _linear_layers(network: nn.Module) -> list[nn.Linear]:
+    import torch
+
+    return [layer for layer in network.modules() if isinstance(layer, torch.nn.Linear)]
 
 
 @contextmanager
@@ -201,8 +212,15 @@ def weights_of(network: FittedMap) -> dict[str, NDArray[Any]]:
     return {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
 
 
+def _kind_of(name: Any) -> Any:
+    """The class of a kind of map: ours, or one in the table ``MAPS`` of a plugin. A file names a kind, and no code."""
+    if name in KINDS:
+        return KINDS[name].load()
+    return next((kind for kind in rows_from_outside("MAPS") if kind.kind == name), None)
+
+
 def save_network(folder: Path, network: FittedMap) -> None:
-    """Write ``model.safetensors`` and ``network.json`` of a map of one of ``KINDS``."""
+    """Write ``model.safetensors`` and ``network.json`` of a map of a known kind."""
     weights = {name: np.asarray(array, order="C") for name, array in weights_of(network).items()}
     write_json(folder / "network.json", {"kind": network.kind, "shape": network.shape})
     write_whole(folder / "model.safetensors", lambda temporary: safetensors.numpy.save_file(weights, temporary))
@@ -210,13 +228,17 @@ def save_network(folder: Path, network: FittedMap) -> None:
 
 def load_network(folder: Path) -> Any:
     """Load a map, a network in eval mode. Raises InputError if its files are missing or do not fit."""
-    value = read_json(folder / "network.json")
-    if value.get("kind") not in KINDS:
-        raise InputError(f"{folder / 'network.json'}: unknown kind {value.get('kind')!r}; train it again")
-    kind, shape, path = KINDS[value["kind"]].load(), value["shape"], folder / "model.safetensors"
+    value, path = read_json(folder / "network.json"), folder / "model.safetensors"
+    kind, shape = _kind_of(value.get("kind")), value.get("shape", {})
+    if kind is None:
+        raise InputError(
+            f"{folder / 'network.json'}: unknown kind {value.get('kind')!r}; install the plugin that has it, or train "
+            "it again"
+        )
+    is_formula = isinstance(kind, type) and issubclass(kind, FormulaMap)
     try:
         weights = safetensors.numpy.load_file(path)
-        if issubclass(kind, FormulaMap):
+        if is_formula:
             given = {field.name: shape[field.name] for field in fields(kind) if field.name not in kind.arrays}
             found = kind(**given, **{field: weights[name] for field, name in kind.arrays.items()})
             if found.shape != shape:

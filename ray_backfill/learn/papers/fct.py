@@ -46,6 +46,12 @@ class Transform(nn.Module):
         two = (inputs_Bd * 2)[:2]
         return self.mixer(torch.cat([branch(x_Bd) for branch, x_Bd in zip(self.branches, two, strict=True)], dim=1))
 
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of ``forward`` for an item; the log variance is no part of it."""
+        layers = (layer for part in (self.branches, self.mixer) for layer in part.modules())
+        return sum(layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear))
+
     def log_variance(self, h_Bd: Tensor) -> Tensor:
         """(B, d_out) results of ``forward`` -> (B,) log sigma^2."""
         assert self.uncertainty is not None

@@ -32,7 +32,7 @@ class JointMaps(nn.Module):
     strict: B is a rotation without bias. unit: inputs are scaled to length 1 first.
     """
 
-    kind = "joint"
+    kind, parts = "joint", {"B": "to_old", "F": "to_new"}
 
     def __init__(self, old_dim: int, new_dim: int, strict: bool, unit: bool = True) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ class Heads(nn.Module):
     learn_new: with rho. blocks: Linear-BatchNorm-ReLU blocks; the last one is Linear only.
     """
 
-    kind = "heads"
+    kind, parts = "heads", {"psi": "psi", "rho": "rho"}
 
     def __init__(self, old_dim: int, new_dim: int, learn_new: bool = False, blocks: int = 2) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ def batches_per_epoch(rows_of: Sequence[NDArray[np.int64]], classes: int, items:
 class RhoAndH(nn.Module):
     """rho: new -> new space. h: old -> rho's space. blocks: of rho. hidden, uncertainty: of h."""
 
-    kind = "towards_rho"
+    kind, parts = "towards_rho", {"rho": "rho", "h": "h"}
 
     def __init__(self, old_dim: int, new_dim: int, blocks: int, hidden: int, uncertainty: bool) -> None:
         super().__init__()

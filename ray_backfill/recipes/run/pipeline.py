@@ -25,7 +25,6 @@ from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.engine.index import check_index
 from ray_backfill.images.datasets import open_images
 from ray_backfill.learn.methods import all_backbones, models_of
-from ray_backfill.learn.sides import old_models
 from ray_backfill.learn.training.backbone_loop import training_rows
 from ray_backfill.recipes import Recipe
 from ray_backfill.recipes.run.backbones import BackboneJob, check_memory_of_gpus, info_of, train_backbone_stage
@@ -202,7 +201,7 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
         context = _placed(recipe, context, to_train, partial(check_room, live, context.actors))
         actors = context.actors
         # Without separate queries, gallery items serve as queries, so all models embed the gallery.
-        gallery_models = old_models(method) if "queries" in open_images(recipe.images).splits else None
+        gallery_models = method.old_models if "queries" in open_images(recipe.images).splits else None
         before = _embed(recipe, context, out / "before", roles, gallery_models)
         folder = read_folder(before, roles, gallery_needs=("old",))
         _, on_gpu = check_room(live, actors)

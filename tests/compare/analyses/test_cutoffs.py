@@ -23,7 +23,6 @@ from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.run import check_drill
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.engine.merges import Merge, MergeKind, ScoreMap, all_merges
-from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method, find_methods
 from ray_backfill.learn.training.settings import FitSettings
 from tests.reference import distances
@@ -179,20 +178,8 @@ def powers(u: np.ndarray) -> dict[str, np.ndarray]:
     return {"old": u, "middle": two, "new": three}
 
 
-def system(e: Embeddings, model: str) -> RetrievalSystem:
-    return RetrievalSystem(e.query[model], e.gallery[model])
-
-
-def _through_middle(e: Embeddings, network: Any) -> UpgradePair:
-    return UpgradePair(system(e, "middle"), system(e, "new"))
-
-
-def _plain(e: Embeddings, network: Any) -> UpgradePair:
-    return UpgradePair(system(e, "old"), system(e, "new"))
-
-
-PLAIN = Method("plain", "plain", "", _plain, "", backward="old", forward="new")
-THROUGH = Method("through", "through", "", _through_middle, "", models=("old", "middle", "new"), forward="new")
+PLAIN = Method("plain", "plain", "", plain("old"), plain("new"), "")
+THROUGH = Method("through", "through", "", plain("middle"), plain("new"), "")
 # The distance in a system with this cosine: under l2 unit vectors are compared.
 OF_COSINE: dict[str, Callable[[Any], Any]] = {
     "cosine": lambda s: 1 - s, "l2": lambda s: np.sqrt(2 - 2 * s), "inner_product": lambda s: -s
