@@ -2,15 +2,30 @@
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import ray_backfill as rb
+from ray_backfill.core.errors import InputError
+from ray_backfill.learn.expressions import Evaluation, dim_of, from_json, macs_of, maps_of, stored_models, to_json
 from ray_backfill.learn.methods import FAMILIES, Embeddings, Method, all_backbones, all_methods
-from ray_backfill.learn.models.apply import FittedMap, load_network, save_network, weights_of
+from ray_backfill.learn.models import apply
+from ray_backfill.learn.models.apply import (
+    FittedMap,
+    FormulaMap,
+    load_network,
+    macs,
+    named_map,
+    save_network,
+    transform,
+    weights_of,
+)
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
 from tests.contracts import one_of_each
@@ -81,6 +96,89 @@ def test_every_method_replays(method: Method, fitted: dict[str, tuple[FittedMap,
         assert side.plain == next((x for x in method.models if is_plain(x, system, e)), "")
     if method.aligned:
         assert pair.backward.gallery.shape == pair.forward.gallery.shape
+
+
+class Counted(np.ndarray):
+    """Weights; ``macs`` of all matrix products that they and their results are in."""
+
+    macs = 0
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: Any, *inputs: Any, **kwargs: Any) -> Any:
+        plain = [np.asarray(value) for value in inputs]
+        if ufunc is np.matmul:
+            Counted.macs += plain[0].size * plain[1].shape[1]
+        if "out" in kwargs:
+            kwargs["out"] = tuple(map(np.asarray, kwargs["out"]))
+        found = getattr(ufunc, method)(*plain, **kwargs)
+        return found.view(Counted) if isinstance(found, np.ndarray) else found
+
+
+def macs_counted(network: FittedMap, *vectors: np.ndarray) -> int:
+    """Multiply-accumulates of a map for these items, counted while they are computed."""
+    if isinstance(network, FormulaMap):
+        Counted.macs = 0
+        arrays = {name: getattr(network, name).view(Counted) for name in network.arrays}
+        replace(cast("Any", network), **arrays)(*(of.astype(np.float64) for of in vectors))
+        return Counted.macs
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(*map(torch.from_numpy, vectors))
+    return counter.get_total_flops() // 2
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_models_dimensions_and_costs_follow_from_the_expressions(
+    method: Method, fitted: dict[str, tuple[FittedMap, list[float]]]
+) -> None:
+    network = fit_once(method, fitted)[0] if method.fit else None
+    e = Embeddings(draw(method, 10, 2), draw(method, 40, 3))
+    dims, pair = {name: DIMS.get(name, 5) for name in method.models}, method.pair(e, network)
+    for side, system in ((method.backward, pair.backward), (method.forward, pair.forward)):
+        for expression, vectors in ((side.query, system.query), (side.gallery, system.gallery)):
+            assert dim_of(expression, dims, network) == vectors.shape[1]
+            assert from_json(json.loads(json.dumps(to_json(expression)))) == expression
+            assert set(stored_models(expression)) <= set(method.models)
+            for applied in maps_of(expression):
+                inputs = [Evaluation(e.gallery, network, dims)(inner) for inner in applied.of]
+                counted = macs_counted(named_map(network, applied.name), *inputs)
+                assert counted == 40 * macs(named_map(network, applied.name))
+    once = {applied.name for side in method.sides for applied in maps_of(side.query)}
+    assert macs_of(network, *(side.query for side in method.sides)) == sum(macs(named_map(network, n)) for n in once)
+
+
+@dataclass(eq=False)
+class Scaled(FormulaMap):
+    """A map of another distribution: factors times the vector."""
+
+    factor_d: np.ndarray
+
+    kind, arrays = "scaled", {"factor_d": "factor"}
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        return {}
+
+    def output_dim(self, *dims: int) -> int:
+        return dims[0]
+
+    def __call__(self, *vectors_Bd: np.ndarray) -> np.ndarray:
+        return np.asarray(vectors_Bd[0] * self.factor_d)
+
+
+def test_another_distribution_has_maps_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_network(tmp_path, Scaled(np.full(3, 2, np.float32)))
+    with pytest.raises(InputError, match="unknown kind 'scaled'; install the plugin that has it, or train it again"):
+        load_network(tmp_path)
+    monkeypatch.setattr(apply, "rows_from_outside", {"MAPS": [Scaled]}.get)
+    np.testing.assert_array_equal(transform(load_network(tmp_path), np.ones((2, 3), np.float32)), np.full((2, 3), 2.0))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{}, {"model": 3}, {"model": "new", "more": 1}, {"map": "A", "of": []}, {"prefix": {}, "like": "old"}, "new"],
+)
+def test_no_other_json_is_an_expression(value: Any) -> None:
+    with pytest.raises(InputError, match="unknown expression"):
+        from_json(value)
 
 
 @pytest.mark.parametrize("method", FITTED, ids=lambda m: m.name)

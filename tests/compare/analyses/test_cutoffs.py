@@ -23,6 +23,7 @@ from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.run import check_drill
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.engine.merges import Merge, MergeKind, ScoreMap, all_merges
+from ray_backfill.learn.expressions import plain
 from ray_backfill.learn.methods import Embeddings, Method, find_methods
 from ray_backfill.learn.training.settings import FitSettings
 from tests.reference import distances
@@ -178,7 +179,7 @@ def powers(u: np.ndarray) -> dict[str, np.ndarray]:
     return {"old": u, "middle": two, "new": three}
 
 
-PLAIN = Method("plain", "plain", "", plain("old"), plain("new"), "")
+OLD_TO_NEW = Method("plain", "plain", "", plain("old"), plain("new"), "")
 THROUGH = Method("through", "through", "", plain("middle"), plain("new"), "")
 # The distance in a system with this cosine: under l2 unit vectors are compared.
 OF_COSINE: dict[str, Callable[[Any], Any]] = {
@@ -199,13 +200,13 @@ def test_a_known_monotone_function_is_recovered(merge: str, error: float, distan
     fits = MergeFits(kinds(merge), distance, 0, Embeddings(vectors, vectors), label)
     cosines = np.linspace(0.85, 0.98, 14)
     given = OF_COSINE[distance](cosines).astype(np.float32)
-    for method, backward in ((PLAIN, cosines), (THROUGH, cosines**2)):
+    for method, backward in ((OLD_TO_NEW, cosines), (THROUGH, cosines**2)):
         carried = carry(fits, method, FittedMaps(), given)[merge]
         for found, cosine in ((carried.backward, backward), (carried.forward, cosines**3)):
             wanted = OF_COSINE[distance](cosine)
             np.testing.assert_allclose(found, wanted, atol=error)
             assert np.median(np.abs(found - wanted)) < error / 2
-    assert (carry(fits, PLAIN, FittedMaps(), given)[merge].backward == given).all(), "not fitted, to the last bit"
+    assert (carry(fits, OLD_TO_NEW, FittedMaps(), given)[merge].backward == given).all(), "not fitted, to the last bit"
 
 
 def test_the_same_model_needs_no_fit_and_references_get_a_cutoff() -> None:
