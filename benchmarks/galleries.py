@@ -25,7 +25,7 @@ from ray_backfill.engine.index.exact import ExactPartition
 from ray_backfill.engine.merges import RAW
 from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method, find_methods
-from ray_backfill.learn.sides import Sides, check_live, dims_of, new_models
+from ray_backfill.learn.sides import Sides, check_live, dims_of
 
 D = 128
 # Dimensions in which classes differ; real embeddings also have fewer than they are stored with.
@@ -134,7 +134,7 @@ def new_shard(case: Case, plan: DrillPlan, old: IndexSettings, new: IndexSetting
 
 def backfill(case: Case, shard: Shard, until: int) -> Iterator[View]:
     """Apply operations up to ``until`` like a serving shard; yields the view after each, then compacts."""
-    models = new_models(case.method)
+    models = case.method.new_models
     for operation in shard.plan.operations[shard.view.applied : until]:
         vectors = {model: case.embedded.gallery[model][operation.positions] for model in models}
         shard.apply(operation, Embedded(operation.positions, vectors))

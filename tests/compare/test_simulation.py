@@ -27,6 +27,7 @@ from ray_backfill.data.write import write_parquet
 from ray_backfill.engine import statistics as stats
 from ray_backfill.engine.orders import high_first
 from ray_backfill.engine.replay import Curve
+from ray_backfill.learn.expressions import mapped, plain, side
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.training.settings import FitSettings, TransformSettings
 from tests.compare.folder import CLASSES, write_split
@@ -376,10 +377,10 @@ def test_methods_share_systems(folder: Path) -> None:
     evaluation = replace(EVALUATION, methods=("rm_naive", "procrustes_gallery", "ridge_query"))
     systems = resolve(read_folder(folder), evaluation.named, FitSettings()).systems
     assert systems == {
-        System("old"): ["old", "rm_naive"],
-        System("new"): ["new", "rm_naive", "procrustes_gallery", "ridge_query"],
-        System(method="procrustes_gallery", side="backward"): ["procrustes_gallery"],
-        System(method="ridge_query", side="backward"): ["ridge_query"],
+        System(plain("old")): ["old", "rm_naive"],
+        System(plain("new")): ["new", "rm_naive", "procrustes_gallery", "ridge_query"],
+        System(side("new", mapped("A", "old")), "procrustes_gallery"): ["procrustes_gallery"],
+        System(side(mapped("A", "new"), "old"), "ridge_query"): ["ridge_query"],
     }
 
 

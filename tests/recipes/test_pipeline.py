@@ -12,6 +12,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, timed
 from ray_backfill.images.datasets import open_images
+from ray_backfill.learn.expressions import side
 from ray_backfill.learn.methods import Method, find_methods, models_of
 from ray_backfill.recipes import load_recipe
 from ray_backfill.recipes.run import pipeline
@@ -23,7 +24,7 @@ RECIPE = load_recipe("landmarks")
 
 
 def needing(*models: str) -> Method:
-    return replace(find_methods(("rm_naive",))[0], models=models)
+    return replace(find_methods(("rm_naive",))[0], backward=side(*models))
 
 
 def test_methods_say_which_backbones_are_trained() -> None:

@@ -9,7 +9,7 @@ dimensions as hundreds of items plain least squares learns noise (docs/results/a
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,7 +21,17 @@ from ray_backfill.core.plugins import Deferred
 from ray_backfill.learn.expressions import mapped, plain, side
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.models.apply import Affine, Wide, unit
-from ray_backfill.learn.training.fit import Choice, Device, Fit, FitByItems, Fitted, OnEpoch, TrainSet, kept
+from ray_backfill.learn.training.fit import (
+    Choice,
+    Device,
+    Fit,
+    FitByItems,
+    Fitted,
+    OnEpoch,
+    TrainSet,
+    kept,
+    trained_flops,
+)  # fmt: skip
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 
 Value = TypeVar("Value")
@@ -33,6 +43,8 @@ Formula = Callable[[Wide, Wide, AdapterSettings], tuple[Wide, Wide]]
 STRENGTHS = (1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 RANK_SHARES = tuple(i / 8 for i in range(1, 9))
 PARTS = 5
+# Hidden units of an MLP on top of an affine map. Source: Drift-Adapter, section 3.
+MLP_HIDDEN = 256
 # From this many items on, one held-out part tells the strengths apart as well as all five do (each item says something
 # in every dimension), at a fifth of the cost.
 MANY = 1_000
@@ -309,6 +321,10 @@ class ResidualFit(FitByItems):
     ) -> Fitted:
         base = self.base.affine(data, settings.adapters, distance)
         return _TRAIN_MLP(base, data, self.models, base.unit, settings.transforms, device, on_epoch)
+
+    def step_flops(self, dims: Mapping[str, int], n: int, n_classes: int, settings: FitSettings, distance: str) -> int:
+        p, q = (dims[model] for model in self.models)
+        return n * trained_flops([(MLP_HIDDEN, q)], [(p, q), (p, MLP_HIDDEN)])
 
 
 # {new, A(old)} and {A(new), old}.

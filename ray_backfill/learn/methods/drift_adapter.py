@@ -12,6 +12,7 @@ trained like the other networks, by --transforms, on all pairs.
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,9 +21,16 @@ import numpy as np
 from ray_backfill.core.plugins import Deferred
 from ray_backfill.learn.expressions import plain
 from ray_backfill.learn.methods import Method
-from ray_backfill.learn.methods.adapters import MAPPED_QUERY, FormulaFit, about_means, reduced_rank, rotation
+from ray_backfill.learn.methods.adapters import (
+    MAPPED_QUERY,
+    MLP_HIDDEN,
+    FormulaFit,
+    about_means,
+    reduced_rank,
+    rotation,
+)
 from ray_backfill.learn.models.apply import Wide
-from ray_backfill.learn.training.fit import Choice, Device, Fit, FitByItems, Fitted, OnEpoch, TrainSet
+from ray_backfill.learn.training.fit import Choice, Device, Fit, FitByItems, Fitted, OnEpoch, TrainSet, trained_flops
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 
 _TRAIN = Deferred("ray_backfill.learn.papers.drift_adapter", "train_mlp")
@@ -59,6 +67,9 @@ class ScaledResidualFit(FitByItems):
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
         return _TRAIN(None, data, self.models, distance == "cosine", settings.transforms, device, on_epoch)
+
+    def step_flops(self, dims: Mapping[str, int], n: int, n_classes: int, settings: FitSettings, distance: str) -> int:
+        return n * trained_flops([(MLP_HIDDEN, dims["old"])], [(dims["new"], MLP_HIDDEN)])
 
 
 _GLOSSARY = {

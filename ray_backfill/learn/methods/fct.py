@@ -20,7 +20,16 @@ from ray_backfill.engine.orders import ORDERS
 from ray_backfill.engine.systems import FloatArray
 from ray_backfill.learn.expressions import mapped, plain, side
 from ray_backfill.learn.methods import Method
-from ray_backfill.learn.training.fit import Choice, Device, FitByItems, Fitted, OnEpoch, TrainSet, known_classifier
+from ray_backfill.learn.training.fit import (
+    Choice,
+    Device,
+    FitByItems,
+    Fitted,
+    OnEpoch,
+    TrainSet,
+    known_classifier,
+    trained_flops,
+)  # fmt: skip
 from ray_backfill.learn.training.settings import FitSettings
 
 _TRAIN = Deferred("ray_backfill.learn.papers.fastfill", "train_transform")
@@ -75,6 +84,14 @@ class TransformFit(FitByItems):
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
         return _TRAIN(self, data, settings.transforms, device, on_epoch)
+
+    def step_flops(self, dims: Mapping[str, int], n: int, n_classes: int, settings: FitSettings, distance: str) -> int:
+        """Layers: see ``papers.fct.Transform``."""
+        hidden, out = settings.transforms.hidden, dims[self.target]
+        inputs = [dims[name] for name in (self.inputs * 2)[:2]]
+        layers = [*((2 * d, 2 * out) for d in inputs), (4 * out, hidden), (hidden, hidden), (hidden, out)]
+        flops = trained_flops([*layers, *[(out, 1)] * self.uncertainty], [(d, 2 * d) for d in inputs])
+        return n * (flops + 4 * out * n_classes * self.disc)  # the classifier is frozen
 
     def log_variances(self, gallery: Mapping[str, FloatArray], network: Any) -> NDArray[np.float64]:
         """Source: FastFill, section 4.2."""

@@ -5,6 +5,7 @@ Source: Ricci et al., "lambda-Orthogonality Regularization for Compatible Repres
 models' own images, the relaxed one where they are trained on others. Losses and deviations: ``papers.orthogonal``.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from ray_backfill.core.plugins import Deferred
 from ray_backfill.learn.expressions import Resized, Side, Stored, mapped
 from ray_backfill.learn.methods import Method
-from ray_backfill.learn.training.fit import Choice, Device, FitByItems, Fitted, OnEpoch, TrainSet
+from ray_backfill.learn.training.fit import Choice, Device, FitByItems, Fitted, OnEpoch, TrainSet, trained_flops
 from ray_backfill.learn.training.settings import FitSettings
 
 _TRAIN = Deferred("ray_backfill.learn.papers.orthogonal", "train_joint")
@@ -24,7 +25,6 @@ class JointFit(FitByItems):
 
     strict: bool = False
 
-    costs_of_weights = True
     models = ("old", "new")
 
     @property
@@ -44,6 +44,12 @@ class JointFit(FitByItems):
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
         return _TRAIN(data, settings.transforms, self.strict, distance == "cosine", device, on_epoch)
+
+    def step_flops(self, dims: Mapping[str, int], n: int, n_classes: int, settings: FitSettings, distance: str) -> int:
+        """Both maps, cosines of n F(old) to n B(new) and to n old embeddings, and W W^T (``papers.orthogonal``)."""
+        old, new = dims["old"], dims["new"]
+        contrasts = n * n * (6 * new + 4 * min(old, new))
+        return n * trained_flops([], [(old, new), (new, new)]) + contrasts + 6 * new**3 * (not self.strict)
 
 
 _B = mapped("B", "new")

@@ -14,6 +14,7 @@ Shapes: N training items.
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from ray_backfill.learn.training.fit import (
     OnEpoch,
     TrainSet,
     anchors_per_worker,
+    trained_flops,
 )  # fmt: skip
 from ray_backfill.learn.training.settings import HEAD_DISTANCES, FitSettings, HeadTraining
 
@@ -89,6 +91,17 @@ class HeadFit(Fit):
     ) -> Fitted:
         label_N, training = classes_of(data, settings.heads, self.needs_labels)
         return _TRAIN(self.loss, data, label_N, training, self.learn_new, device, on_epoch)
+
+    def step_flops(self, dims: Mapping[str, int], n: int, n_classes: int, settings: FitSettings, distance: str) -> int:
+        """psi, rho, and the distances of n anchors in the systems that the loss contrasts (``papers.rank_merge``)."""
+        old, new, blocks, name = dims["old"], dims["new"], settings.heads.blocks, self.loss.__name__
+        psi, rho = ([2 * new] * (blocks - 1) + [size] for size in (old, new))
+        of_psi, of_rho = (list(pairwise([new, *sizes])) for sizes in (psi, rho))
+        layers, first = ([*of_psi, *of_rho[1:]], of_rho[:1]) if self.learn_new else (of_psi[1:], of_psi[:1])
+        in_old = name in ("cl_s", "cl_m", "mcl")  # old embeddings get no gradient, nor do new ones without rho
+        in_new = name in ("cl_m", "mcl", "within_new")
+        pairs = 4 * old * in_old + (6 if self.learn_new else 2) * new * in_new
+        return n * trained_flops(layers, first) + n * n * pairs
 
 
 def classes_of(

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ray_backfill.learn.methods.adapters import MLP_HIDDEN
 from ray_backfill.learn.models.apply import Affine
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.map_loop import all_views, train_by_items
@@ -21,7 +22,7 @@ class Residual(nn.Module):
 
     kind = "residual"
 
-    def __init__(self, input_dim: int, output_dim: int, hidden: int = 256, unit: bool = True) -> None:
+    def __init__(self, input_dim: int, output_dim: int, hidden: int = MLP_HIDDEN, unit: bool = True) -> None:
         super().__init__()
         self.shape = {"input_dim": input_dim, "output_dim": output_dim, "hidden": hidden, "unit": unit}
         self.unit, self.base = unit, nn.Linear(input_dim, output_dim)
@@ -44,7 +45,7 @@ class ScaledResidual(nn.Module):
 
     kind = "scaled_residual"
 
-    def __init__(self, input_dim: int, output_dim: int, hidden: int = 256, unit: bool = True) -> None:
+    def __init__(self, input_dim: int, output_dim: int, hidden: int = MLP_HIDDEN, unit: bool = True) -> None:
         super().__init__()
         self.shape = {"input_dim": input_dim, "output_dim": output_dim, "hidden": hidden, "unit": unit}
         self.unit = unit

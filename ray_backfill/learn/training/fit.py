@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -140,14 +140,12 @@ class Fit(ABC):
 
     option: the group of command-line options with its settings: heads, transforms or adapters.
     is_trained: False for a formula, which has no steps and needs no workers.
-    costs_of_weights: whether a step has operations on weights alone, whatever the number of items.
     learn_new: whether it trains rho, a head on top of the new model.
     """
 
     option: str
     is_trained = True
     learn_new = False
-    costs_of_weights = False
 
     @property
     @abstractmethod
@@ -204,34 +202,22 @@ class Fit(ABC):
     ) -> FitCost:
         """Predict the cost of ``fit``. dims: embedding size of each model. n_items, n_classes: size of the train split.
 
-        A step on n items costs k + a n + c n^2 operations (k: of the weights alone, if ``costs_of_weights``; c: of
-        pairs of items). Counting the operations of the fit on tiny batches gives the coefficients. A formula has no
-        steps and costs almost nothing.
+        A formula has no steps and costs almost nothing.
 
         Raises:
             InputError: There are too few items for the number of workers.
         """
         if not self.is_trained:
             return FitCost(1, 0, n_items, 0.0)
-        batch = workers * self.share(_invented(dict.fromkeys(dims, 0), n_items, n_classes), settings, workers)
-        heads, transforms, n = settings.heads, settings.transforms, 2 * settings.heads.items
-        one, two, *more = (
-            self.fit(
-                _invented(dims, size, n_classes, heads.items),
-                replace(
-                    settings,
-                    heads=replace(heads, epochs=1, classes=size // heads.items),
-                    transforms=replace(transforms, epochs=1, batch=size),
-                ),
-                distance,
-            ).flops
-            for size in (n, 2 * n, *([3 * n] if self.costs_of_weights else []))
-        )
-        k = 3 * one - 3 * two + more[0] if more else 0
-        c = (two - 2 * one + k) / (2 * n**2)
-        a = (one - k) / n - c * n
+        items = TrainSet({"new": np.empty((n_items, 0), np.float32)}, np.arange(n_items) % n_classes)
+        batch = workers * self.share(items, settings, workers)
         steps = max(1, n_items // batch) * self.epochs(settings)
-        return FitCost(self.epochs(settings), steps, steps * batch, (k + a * batch + c * batch**2) * steps)
+        flops = self.step_flops(dims, batch, n_classes, settings, distance)
+        return FitCost(self.epochs(settings), steps, steps * batch, float(flops) * steps)
+
+    def step_flops(self, dims: Mapping[str, int], n: int, n_classes: int, settings: FitSettings, distance: str) -> int:
+        """Floating-point operations of a training step on n items: of matrix products, with their gradients."""
+        raise NotImplementedError
 
     def distance_problem(self, settings: FitSettings, distance: str) -> str:
         """Why its result cannot be compared by this distance; "" if it can."""
@@ -262,13 +248,12 @@ class FitByItems(Fit):
         return share_of_batch(len(data), settings.transforms, workers)
 
 
-def _invented(dims: Mapping[str, int], n: int, n_classes: int, per_class: int = 1) -> TrainSet:
-    """n random items, ``per_class`` in a row from each class."""
-    rng = np.random.default_rng(0)
-    vectors = {model: rng.normal(size=(n, dim)).astype(np.float32) for model, dim in dims.items()}
-    weight, bias = np.zeros((n_classes, dims["new"]), np.float32), np.zeros(n_classes, np.float32)
-    label = np.arange(n) // per_class % n_classes
-    return TrainSet(vectors, label, Classifier(np.arange(n_classes), weight, bias))
+def trained_flops(layers: Iterable[tuple[int, int]], first: Iterable[tuple[int, int]] = ()) -> int:
+    """Floating-point operations of linear layers for an item, with gradients of weights and inputs.
+
+    layers: numbers of inputs and outputs. first: of further layers, whose inputs need no gradient.
+    """
+    return 6 * sum(p * q for p, q in layers) + 4 * sum(p * q for p, q in first)
 
 
 def share_of_batch(n_items: int, settings: TransformTraining, workers: int) -> int:
