@@ -34,7 +34,9 @@ from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.orders import GalleryColumns, Order, make_order
 from ray_backfill.engine.systems import FloatArray, IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.learn.expressions import Evaluation
 from ray_backfill.learn.methods import Embeddings, Method
+from ray_backfill.learn.models.apply import named_map
 from ray_backfill.learn.training.settings import ClassificationSettings
 
 # Name in the metadata of sigma.parquet.
@@ -69,9 +71,11 @@ def store_sigma(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Pa
     path = maps.folders[method.name] / "sigma.parquet"
     key = RunKey("sigma", {}, {"gallery": folder.fingerprint(method.models, ("gallery",))}).fingerprint().encode()
     if not is_whole(path) or (open_checked(path).schema_arrow.metadata or {}).get(_KEY) != key:
-        gallery = folder.gallery
-        assert method.fit is not None
-        log_variance_N = method.fit.log_variances(gallery.vectors, maps.of(method))
+        from ray_backfill.learn.papers.fastfill import log_variances
+
+        gallery, network = folder.gallery, maps.of(method)
+        h_Nd = Evaluation(gallery.vectors, network, {})(method.backward.gallery)
+        log_variance_N = log_variances(h_Nd, named_map(network, "h"))
         table = pa.table({"id": gallery.id, "sigma": np.exp(0.5 * log_variance_N)})
         write_parquet(path, table.replace_schema_metadata({_KEY: key}))
     return path

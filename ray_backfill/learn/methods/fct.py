@@ -12,12 +12,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ray_backfill.core.plugins import Deferred
 from ray_backfill.engine.orders import ORDERS
-from ray_backfill.engine.systems import FloatArray
 from ray_backfill.learn.expressions import mapped, plain, side
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.fit import (
@@ -33,7 +29,6 @@ from ray_backfill.learn.training.fit import (
 from ray_backfill.learn.training.settings import FitSettings
 
 _TRAIN = Deferred("ray_backfill.learn.papers.fastfill", "train_transform")
-_LOG_VARIANCES = Deferred("ray_backfill.learn.papers.fastfill", "log_variances")
 
 
 @dataclass(frozen=True)
@@ -92,10 +87,6 @@ class TransformFit(FitByItems):
         layers = [*((2 * d, 2 * out) for d in inputs), (4 * out, hidden), (hidden, hidden), (hidden, out)]
         flops = trained_flops([*layers, *[(out, 1)] * self.uncertainty], [(d, 2 * d) for d in inputs])
         return n * (flops + 4 * out * n_classes * self.disc)  # the classifier is frozen
-
-    def log_variances(self, gallery: Mapping[str, FloatArray], network: Any) -> NDArray[np.float64]:
-        """Source: FastFill, section 4.2."""
-        return _LOG_VARIANCES([gallery[name] for name in self.inputs], network)
 
 
 def _method(

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.plugins import Deferred
-from ray_backfill.engine.systems import FloatArray
 from ray_backfill.learn.expressions import Side, mapped, plain, side
 from ray_backfill.learn.methods import CONTROLS, Method, Reference
 from ray_backfill.learn.methods.fct import TransformFit
@@ -174,9 +173,6 @@ class TowardsRhoFit(FitByItems):
             for fit in (self.rho, self.h)
         )
         return FitCost(h.epochs, rho.steps + h.steps, rho.items + h.items, rho.flops + h.flops)
-
-    def log_variances(self, gallery: Mapping[str, FloatArray], network: Any) -> NDArray[np.float64]:
-        return self.h.log_variances(gallery, network.h)
 
 
 _RHO_NEW = mapped("rho", "new")

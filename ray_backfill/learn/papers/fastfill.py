@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from ray_backfill.data.folder import Classifier
 from ray_backfill.engine.systems import FloatArray
 from ray_backfill.learn.methods.fct import TransformFit
-from ray_backfill.learn.models.apply import transform
 from ray_backfill.learn.models.backbones import class_logits
 from ray_backfill.learn.papers.fct import Transform
 from ray_backfill.learn.training.fit import (
@@ -122,13 +121,12 @@ def train_transform(
     return Fitted(network.eval(), flops)
 
 
-def log_variances(inputs: list[FloatArray], network: Any) -> NDArray[np.float64]:
-    """(N,) log sigma^2 of stored embeddings, (N, d) for each input. Source: FastFill, section 4.2."""
+def log_variances(h_Nd: FloatArray, network: Transform) -> NDArray[np.float64]:
+    """(N,) log sigma^2 of items, from h of their stored embeddings. Source: FastFill, section 4.2."""
     parts = []
     with torch.inference_mode():
-        for first in range(0, len(inputs[0]), _ROWS):  # a gallery may be too large to transform at once
-            h_Nd = transform(network, *(x[first : first + _ROWS] for x in inputs))
-            parts.append(network.log_variance(torch.from_numpy(h_Nd)).double().numpy())
+        for first in range(0, len(h_Nd), _ROWS):
+            parts.append(network.log_variance(torch.from_numpy(h_Nd[first : first + _ROWS])).double().numpy())
     return np.concatenate(parts)
 
 

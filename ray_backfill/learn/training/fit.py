@@ -27,7 +27,6 @@ from ray_backfill.core.progress import step
 from ray_backfill.core.stages import finish_stage
 from ray_backfill.data.columns import kind_of
 from ray_backfill.data.folder import Classifier, EmbeddingFolder, TrainSplit, read_train
-from ray_backfill.engine.systems import FloatArray
 from ray_backfill.learn.models.apply import save_network
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
 
@@ -158,7 +157,7 @@ class Fit(ABC):
 
     @property
     def has_sigma(self) -> bool:
-        """Whether its network estimates its uncertainty about an item (``log_variances``)."""
+        """Whether its network estimates its uncertainty about an item, sigma."""
         return False
 
     @property
@@ -226,10 +225,6 @@ class Fit(ABC):
     def classifier_problem(self, settings: FitSettings, classification: str) -> str:
         """Why it cannot use the classifier of a new model that was trained by softmax or arcface; "" if it can."""
         return ""
-
-    def log_variances(self, gallery: Mapping[str, FloatArray], network: Any) -> NDArray[np.float64]:
-        """(N,) log sigma^2 of each gallery item, from its stored embeddings alone; only where ``has_sigma``."""
-        raise NotImplementedError
 
 
 class FitByItems(Fit):

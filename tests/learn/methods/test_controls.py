@@ -10,6 +10,8 @@ from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.learn.methods import CONTROLS, Embeddings, Method, all_methods
 from ray_backfill.learn.methods.fct import TransformFit
 from ray_backfill.learn.methods.rank_merge import HeadFit, TowardsRhoFit
+from ray_backfill.learn.models.apply import transform
+from ray_backfill.learn.papers.fastfill import log_variances
 from ray_backfill.learn.papers.rank_merge import Heads, RhoAndH
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
@@ -134,11 +136,10 @@ def test_uncertainty_is_that_of_h() -> None:
     method, network = control("fastfill_rho"), fitted("fastfill_rho", train_set())
     assert method.has_sigma
     assert not control("fct_rho").has_sigma
-    assert method.fit is not None
     assert isinstance(network, RhoAndH)
     with torch.no_grad():
         expected = network.h.log_variance(network.h(torch.from_numpy(data.vectors["old"])))
-    found = method.fit.log_variances(data.vectors, network)
+    found = log_variances(transform(network.h, data.vectors["old"]), network.h)
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-3, atol=1e-4)
 
 

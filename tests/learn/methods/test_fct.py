@@ -9,7 +9,8 @@ from pytorch_metric_learning.losses import ArcFaceLoss
 
 from ray_backfill.data.folder import Classifier
 from ray_backfill.learn.methods.fct import TransformFit
-from ray_backfill.learn.papers.fastfill import disc_losses, transform_loss
+from ray_backfill.learn.models.apply import transform
+from ray_backfill.learn.papers.fastfill import disc_losses, log_variances, transform_loss
 from ray_backfill.learn.papers.fct import Transform
 from ray_backfill.learn.training.fit import class_rows
 from ray_backfill.learn.training.settings import TransformSettings
@@ -71,7 +72,7 @@ def test_labels_find_their_rows_in_any_order() -> None:
 def test_uncertainty_needs_only_what_is_stored() -> None:
     network = Transform((4,), 6, hidden=8, uncertainty=True).eval()
     old = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
-    found = TransformFit(uncertainty=True).log_variances({"old": old}, network)
+    found = log_variances(transform(network, old), network)
     with torch.no_grad():
         h = network(torch.from_numpy(old))
         np.testing.assert_allclose(found, network.log_variance(h).numpy(), rtol=1e-4, atol=1e-6)
