@@ -7,7 +7,6 @@ Shapes: N gallery items, C classes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +92,7 @@ def fit_map(
     method.fit.check(data, settings, 1)
     with one_thread(method.is_trained):
         settings = sized(method.fit, settings, data, distance)
-        place = import_module("torch").device(device) if device else None
-        fit_into(out, method.title, method.fit, data, settings, distance, place)
+        fit_into(out, method.title, method.fit, data, settings, distance, device)
 
 
 def mapped_gallery(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> FloatArray:

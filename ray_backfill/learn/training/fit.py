@@ -377,12 +377,20 @@ def _with_epochs(settings: FitSettings, epochs: Mapping[str, int]) -> FitSetting
 
 
 def fit_into(
-    folder: Path, title: str, fit: Fit, data: TrainSet, settings: FitSettings, distance: str, device: Device = None
+    folder: Path,
+    title: str,
+    fit: Fit,
+    data: TrainSet,
+    settings: FitSettings,
+    distance: str,
+    device: Device | str = None,
 ) -> None:
     """Fit a map and finish its stage in ``folder``, unless its training diverged; under DDP rank 0 writes it.
 
     title: of the method, for the terminal.
     """
+    if isinstance(device, str):
+        device = Deferred("torch", "device")(device)
     last_loss, epochs = math.nan, fit.epochs(settings)
     rank, size = Deferred("ray_backfill.learn.models.gather", "rank_and_size")() if fit.is_trained else (0, 1)
     with step(title) as shown:
