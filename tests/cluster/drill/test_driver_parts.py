@@ -103,7 +103,7 @@ def test_an_idle_embedding_actor_that_dies_is_an_incident(tmp_path: Path, ray_se
     embedding = EmbeddingSupervisor(job, ThrottleSettings(0.2), lambda what, detail: told.append((what, detail)))
     with embedding.running(plan):
         embedding.set_rate(0.2)
-        until = time.monotonic() + 120
+        until = time.monotonic() + 270
         idle: list[psutil.Process] = []
         while sum(1 for _ in tmp_path.glob("parts/*.parquet")) < 3 or len(idle) != 1:
             assert time.monotonic() < until
@@ -113,6 +113,7 @@ def test_an_idle_embedding_actor_that_dies_is_an_incident(tmp_path: Path, ray_se
         embedding.look_after()
         assert not told
         idle[0].kill()
+        until = time.monotonic() + 270
         while not told:
             assert time.monotonic() < until, "nobody has noticed"
             time.sleep(0.1)
