@@ -89,9 +89,12 @@ def test_embeddings_are_made_again_three_times_at_most(
 
 
 def test_an_idle_embedding_actor_that_dies_is_an_incident(tmp_path: Path, ray_session: None) -> None:
-    """Three operations of one item and one of thirty, which waits 150 s: one of two actors has nothing to do."""
+    """Three operations of one item and one of all others, which waits half an hour: one of two actors is idle.
+
+    Both run at low priority, so that a busy machine takes minutes.
+    """
     data, told = write_folder(tmp_path / "data"), list[tuple[str, str]]()
-    items = [np.array([0]), np.array([1]), np.array([2]), np.arange(3, 33)]
+    items = [np.array([0]), np.array([1]), np.array([2]), np.arange(3, ITEMS)]
     operations = tuple(Operation(number, "backfill", positions) for number, positions in enumerate(items))
     plan = DrillPlan(ITEMS, np.arange(ITEMS), np.empty(0, int), operations, (Checkpoint(0, 0, 0.0),))
     write_plan(tmp_path / "plan", plan)
@@ -100,7 +103,7 @@ def test_an_idle_embedding_actor_that_dies_is_an_incident(tmp_path: Path, ray_se
     embedding = EmbeddingSupervisor(job, ThrottleSettings(0.2), lambda what, detail: told.append((what, detail)))
     with embedding.running(plan):
         embedding.set_rate(0.2)
-        until = time.monotonic() + 120
+        until = time.monotonic() + 270
         idle: list[psutil.Process] = []
         while sum(1 for _ in tmp_path.glob("parts/*.parquet")) < 3 or len(idle) != 1:
             assert time.monotonic() < until
@@ -110,6 +113,7 @@ def test_an_idle_embedding_actor_that_dies_is_an_incident(tmp_path: Path, ray_se
         embedding.look_after()
         assert not told
         idle[0].kill()
+        until = time.monotonic() + 270
         while not told:
             assert time.monotonic() < until, "nobody has noticed"
             time.sleep(0.1)
