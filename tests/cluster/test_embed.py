@@ -321,8 +321,6 @@ def test_half_precision_halves_the_store_and_keeps_three_digits(tmp_path: Path) 
         np.testing.assert_allclose(
             tables["float16"].vectors[name], tables["float32"].vectors[name], rtol=1e-3, atol=1e-6
         )
-    assert "dtype" not in EmbedSettings().identity(), "stores from before there was a choice are found again"
-    assert EmbedSettings(dtype="float16").identity()["dtype"] == "float16"
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -87,7 +87,7 @@ class EmbedRequest:
             "data": open_images(self.data).fingerprint(),
             "train_classes": self.train_classes,
             "models": {name: backbone_identity(path) for name, path in self.models.items()},
-            "embed": self.settings.identity(),
+            "embed": asdict(self.settings),
         }
         if self.only:
             wanted["only"] = list(self.only)

@@ -145,13 +145,6 @@ def test_undefined_numbers_are_dashes(tmp_path: Path, settings: dict[str, Any]) 
     assert "built-in" not in words
 
 
-def test_a_bare_manifest_still_makes_a_page(tmp_path: Path) -> None:
-    write_drill(tmp_path)
-    (tmp_path / "manifest.json").write_text('{"primary_metric": "mAP"}')
-    text, _ = page(tmp_path)
-    assert "Live quality equals the replayed curve" in text
-
-
 def test_the_terminal_prints_rows_verdict_and_where_they_come_from(tmp_path: Path) -> None:
     text = printed(write_drill(tmp_path, rollback_at=5, changed={(3, "unanswered"): 4}))
     rows = [[c.strip() for c in line.strip("│ ").split("│")] for line in text.splitlines() if line.startswith("│")]
