@@ -153,18 +153,16 @@ def _plan(
     some = Embeddings(*({m: v[:1] for m, v in side.items()} for side in vars(comparison.embeddings).values()))
     one = method.pair(some, maps.of(method))  # of one item: maps are applied to all of them only to be searched
     backward, forward = System.both_of(method)
-    orders = comparison.orders_of(method)
-    if not method.is_reference:
-        orders |= further_permutations(comparison.orders, how.permutations)
+    further = {} if method.is_reference else further_permutations(comparison.orders, how.permutations)
+    orders = comparison.orders_of(method) | {name: each.items for name, each in further.items()}
     rows = {}
     for name, order in orders.items():
         own = segment_of_item(order, how.points, one.switch)
         segments.setdefault(own.tobytes(), own)
         rows[name] = list(segments).index(own.tobytes())
     carried = carry(comparison.merges, method, maps, given_C)
-    return _Plan(
-        method, backward, backward if one.backward is one.forward else forward, one.switch, carried, by_order(rows)
-    )
+    both = backward, backward if one.backward is one.forward else forward
+    return _Plan(method, *both, one.switch, carried, by_order(rows, further))
 
 
 def _systems(comparison: Comparison, plans: Sequence[_Plan]) -> Iterator[tuple[System, RetrievalSystem]]:
