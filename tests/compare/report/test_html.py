@@ -157,7 +157,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         command=hostile,
         settings={hostile: hostile},
         left_out=[{"kind": "method", "name": "fct", "reason": hostile}],
-        data={"notes": [hostile], "name": hostile, "recipe": hostile},
+        data=MANIFEST["data"] | {"notes": [hostile], "name": hostile, "recipe": hostile},
     )
     shown = page(tmp_path)
     assert shown.text.count("<script") == 1  # the page's own
