@@ -83,7 +83,7 @@ def test_vectors_scores_and_labels_are_those_of_the_models(tmp_path: Path, monke
     _views_are_those_of_each_image_alone(folder, models)
     _resume_without_one_part(out, models, monkeypatch)
     # Who needs fewer of the models finds them there; another model is another folder.
-    monkeypatch.setattr(embed, "_run", None)
+    monkeypatch.setattr(embed, "embedded_parts", None)
     fewer = EmbedRequest(DIVIDED, {"old": old, "new": new}, [0, 2], TRAINING, SETTINGS)
     assert embed_stage(out, fewer, EmbedActors()) == out
     with pytest.raises(InputError, match="belongs to a run with other settings"):
@@ -106,7 +106,7 @@ def _resume_without_one_part(out: Path, models: dict[str, Path], monkeypatch: py
     assert not list(out.glob("*/.*.tmp"))
     assert read_folder(out).fingerprint() == before
 
-    monkeypatch.setattr(embed, "_run", None)  # a finished stage starts nothing
+    monkeypatch.setattr(embed, "embedded_parts", None)  # a finished stage starts nothing
     embed_stage(out, EmbedRequest(DIVIDED, models, [0, 2], TRAINING, SETTINGS), EmbedActors(number=2))
     for training, settings, words in (
         (TRAINING, replace(SETTINGS, batch=5), r"embed\.batch: 4 there, 5 requested"),
