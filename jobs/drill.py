@@ -1,7 +1,4 @@
-"""``ray-backfill drill`` as a script for ``ray job submit``.
-
-python jobs/drill.py --out runs/live
-"""
+"""python jobs/drill.py --out runs/live"""
 
 from ray_backfill.cli.main import main
 

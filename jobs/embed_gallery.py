@@ -1,7 +1,4 @@
-"""``ray-backfill embed`` as a script for ``ray job submit``.
-
-python jobs/embed_gallery.py --out runs/demo
-"""
+"""python jobs/embed_gallery.py --out runs/demo"""
 
 from ray_backfill.cli.main import main
 

@@ -1,7 +1,4 @@
-"""``ray-backfill forecast`` as a script for ``ray job submit``.
-
-python jobs/forecast.py DIR --new /shared/embedded.parquet --out /shared/runs/early
-"""
+"""python jobs/forecast.py DIR --new /shared/embedded.parquet --out /shared/runs/early"""
 
 from ray_backfill.cli.main import main
 

@@ -1,7 +1,4 @@
-"""``ray-backfill reproduce`` as a script for ``ray job submit``.
-
-python jobs/reproduce.py --recipe landmarks
-"""
+"""python jobs/reproduce.py --recipe landmarks"""
 
 from ray_backfill.cli.main import main
 

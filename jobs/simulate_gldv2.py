@@ -1,7 +1,4 @@
-"""``ray-backfill simulate`` as a script for ``ray job submit``.
-
-python jobs/simulate_gldv2.py --out runs/demo
-"""
+"""python jobs/simulate_gldv2.py --out runs/demo"""
 
 from ray_backfill.cli.main import main
 

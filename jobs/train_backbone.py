@@ -1,7 +1,4 @@
-"""``ray-backfill train`` as a script for ``ray job submit``.
-
-python jobs/train_backbone.py --model old --out runs/demo
-"""
+"""python jobs/train_backbone.py --model old --out runs/demo"""
 
 from ray_backfill.cli.main import main
 

@@ -1,7 +1,4 @@
-"""``ray-backfill fit`` as a script for ``ray job submit``.
-
-python jobs/train_mcl.py --methods mcl rm --out runs/demo
-"""
+"""python jobs/train_mcl.py --methods mcl rm --out runs/demo"""
 
 from ray_backfill.cli.main import main
 

@@ -13,10 +13,9 @@ from types import FrameType
 from typing import NoReturn
 
 from ray_backfill.core.errors import REMEDIES, InputError, Stopped, input_error_in
-from ray_backfill.core.last_words import all_is_said
 from ray_backfill.core.printable import printable
 from ray_backfill.core.secrets import hide_in_logs, hide_in_process_list, learn
-from ray_backfill.core.streams import make_lasting, problem_of
+from ray_backfill.core.streams import all_is_said, make_lasting, problem_of
 
 # Address space that the libraries take with small data, on a few cores.
 _LEAST_SPACE = 3 << 30

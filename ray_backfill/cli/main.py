@@ -40,6 +40,9 @@ _LISTS = {
     "models": ("ray_backfill.encode.kinds", "all_kinds"),
 }
 _HELP = ("-h", "--help")
+# Subcommand -> words that choose another kind of it, which has groups of options of its own.
+_KINDS: dict[str, tuple[str, ...]] = dict.fromkeys(("sample", "forecast", "drill", "fit", "embed"), ("--texts=",))
+_KINDS |= {"simulate": ("--texts=", "--scale=full")}
 
 
 def main(command: str | None = None) -> None:
@@ -133,15 +136,22 @@ def group_help(command: str, arguments: Sequence[str], group: str) -> str:
         return "\n".join(map(_explained, _listed(group).values()))
     if group == "recipes":
         return "\n".join(f"{each.name}\n    {each.description}" for each in _listed(group).values())
-    known: dict[str, None] = {}
-    for kind in ((), ("--texts=",), ("--scale=full",)):  # some groups are of some kinds of a command only
-        groups = options_of(command, [*arguments, *kind, "--help"]).help()
-        if wanted := [text for title, text in groups.items() if group in ("all", title, title.split(".")[0])]:
-            break
-        known |= dict.fromkeys(title.split(".")[0] for title in groups)
-    else:
-        raise unknown_name("group of options", group, (*known, "all", "methods", "orders", "merges", "recipes"))
-    return "\n\n".join(wanted)
+    known = _groups(command, arguments)
+    for kind in _KINDS.get(command, ()):
+        known |= {} if group in known else _groups(command, [kind])
+    if group not in known:
+        groups = (name for name in known if "." not in name and name != "all")
+        raise unknown_name("group of options", group, (*groups, "all", "methods", "orders", "merges", "recipes"))
+    return "\n\n".join(known[group])
+
+
+def _groups(command: str, arguments: Sequence[str]) -> dict[str, list[str]]:
+    """Group -> help on it and on the groups within it; "all": on every group."""
+    found: dict[str, list[str]] = {}
+    for title, text in options_of(command, [*arguments, "--help"]).help().items():
+        for name in dict.fromkeys((title.split(".")[0], title, "all")):
+            found.setdefault(name, []).append(text)
+    return found
 
 
 def _explained(row: Any) -> str:

@@ -151,16 +151,15 @@ def _plan(
     """segments: of items by order, by their bytes; those of this method are added."""
     how, maps = comparison.evaluation, comparison.maps
     backward, forward = System.both_of(method)
-    orders = comparison.orders_of(method)
-    if not method.is_reference:
-        orders |= further_permutations(comparison.orders, how.permutations)
+    further = {} if method.is_reference else further_permutations(comparison.orders, how.permutations)
+    orders = comparison.orders_of(method) | {name: each.items for name, each in further.items()}
     rows = {}
     for name, order in orders.items():
         own = segment_of_item(order, how.points, method.switch)
         segments.setdefault(own.tobytes(), own)
         rows[name] = list(segments).index(own.tobytes())
     carried = carry(comparison.merges, method, maps, given_C)
-    return _Plan(method, backward, forward, method.switch, carried, by_order(rows))
+    return _Plan(method, backward, forward, method.switch, carried, by_order(rows, further))
 
 
 def _systems(comparison: Comparison, plans: Sequence[_Plan]) -> Iterator[tuple[System, RetrievalSystem]]:

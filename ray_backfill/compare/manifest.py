@@ -25,6 +25,7 @@ from ray_backfill.engine.orders import GalleryColumns, Order
 from ray_backfill.engine.statistics import relative_weights
 from ray_backfill.engine.systems import GroundTruth
 from ray_backfill.learn.methods import Method, models_of
+from ray_backfill.page.heading import INVENTED
 from ray_backfill.workers.settings import Context
 
 
@@ -76,10 +77,6 @@ def _inputs(folder: EmbeddingFolder, truth: GroundTruth, named: Named) -> dict[s
 
 # The stage that draws embeddings from a model of distances.
 SYNTHETIC = "synthetic embeddings"
-_INVENTED = (
-    "The embeddings are invented: they were drawn from a model of distances, no real item was seen. The figures show "
-    "scale and arithmetic, not which method is better."
-)
 
 
 def origin_of(comparison: Comparison, context: Context, recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +99,7 @@ def origin_of(comparison: Comparison, context: Context, recipe: Mapping[str, Any
         "name": _name(path, stage, recipe),
         "recipe": context.recipe,
         "is_synthetic": is_synthetic,
-        "notes": [*((_INVENTED,) if is_synthetic else ()), *dropped, *comparison.notes],
+        "notes": [*((INVENTED,) if is_synthetic else ()), *dropped, *comparison.notes],
         "broken_images": stage.get("broken_images", 0),
         "path": str(path),
     }

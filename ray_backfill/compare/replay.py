@@ -37,8 +37,6 @@ from ray_backfill.learn.methods import Method
 FoundT = TypeVar("FoundT")
 # Finds the first items of some queries (rows of the table of queries) in all orders of a pair; see ``find_first``.
 FindFirst = Callable[[Served, IntArray], Mapping[str, FirstItems]]
-# Between the name of an order and the number of its permutation.
-_MARK = " permutation "
 
 
 @dataclass(frozen=True)
@@ -163,21 +161,28 @@ def permutation_seeds(seed: int, number: int) -> list[int]:
     return [seed, *np.random.SeedSequence(seed).generate_state(number - 1).tolist()]
 
 
-def further_permutations(orders: BackfillOrders, number: int) -> dict[str, IntArray]:
-    """The second and later permutations of the random orders, under names that ``by_order`` understands."""
+class Permutation(NamedTuple):
+    """One more permutation of a random order. order: the name of the order. items: (N,) gallery items."""
+
+    order: str
+    items: IntArray
+
+
+def further_permutations(orders: BackfillOrders, number: int) -> dict[str, Permutation]:
+    """The second and later permutations of the random orders, each under a name of its own."""
     return {
-        f"{order.name}{_MARK}{place}": make_order(order.name, orders.gallery, seed)
+        f"{order.name} permutation {place}": Permutation(order.name, make_order(order.name, orders.gallery, seed))
         for order in orders.named.orders
         if order.is_random
         for place, seed in enumerate(permutation_seeds(orders.named.evaluation.order_seed, number)[1:], 2)
     }
 
 
-def by_order(curves: Mapping[str, FoundT]) -> dict[str, list[FoundT]]:
+def by_order(curves: Mapping[str, FoundT], further: Mapping[str, Permutation]) -> dict[str, list[FoundT]]:
     """Order -> its curve (or what else each order has), or those of all its permutations."""
     found: dict[str, list[FoundT]] = {}
     for name, curve in curves.items():
-        found.setdefault(name.partition(_MARK)[0], []).append(curve)
+        found.setdefault(further[name].order if name in further else name, []).append(curve)
     return found
 
 
@@ -303,7 +308,7 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
                 for index, method in enumerate(methods):
                     orders = comparison.orders_of(method, serving.pairs[index])
                     if not method.is_reference:  # to references all orders are the same
-                        orders |= further
+                        orders |= {name: each.items for name, each in further.items()}
                     merges = comparison.merges_of(method)
                     if method.name in (OLD, NEW):
                         merges |= comparison.merges.of_reference(method)
@@ -316,7 +321,7 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
                     to_judge = [
                         (i, order, found_P)
                         for i, of_orders in zip(together, found, strict=True)
-                        for order, found_P in by_order(of_orders).items()
+                        for order, found_P in by_order(of_orders, further).items()
                     ]
                     for i, order, found_P in track(to_judge, "judge", "curves"):
                         judged = judge(found_P, how.step, how.margin, _ends(curves, order))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 if TYPE_CHECKING:
     from ray_backfill.learn.training.fit import Tuned
 
+# Version of the results folder; increases when the shape of a table or the meaning of the key changes.
+FORMAT = 10
 # The two services that every method is compared with; they are part of every comparison.
 OLD, NEW = "old", "new"
 # The control that is a reference beside ``new`` wherever a method trains rho: the new model with the same head alone.
@@ -201,15 +203,6 @@ class QueryValues:
     values: Annotated[list[float], "one for each query, in the order of `queries.parquet`"]
 
 
-# Table -> columns that earlier versions do not have -> what stands for them.
-_MILESTONES = ("passes_old_at", "half_gain_at", "passes_new_at")
-OLDER: Mapping[str, Mapping[str, float]] = {
-    "summary": {f"{name}_{end}": float("nan") for name in _MILESTONES for end in ("low", "high")}
-    | {"flips_as_new_at": float("nan")}
-}
-# Table -> column that earlier versions had beside another of the name that it has now -> this name.
-RENAMED = {"summary": {f"gain_vs_raw{end}": f"gain{end}" for end in ("", "_low", "_high")}}
-
 # File name without its suffix -> row type.
 SPINE: Mapping[str, type] = {
     "curves": CurvePoint,
@@ -328,9 +321,9 @@ class Manifest:
     backbones: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Model -> facts about it."""
     verdict: str = ""
-    """The main sentence of the report, as it was written; "" in results of earlier versions."""
+    """The main sentence of the report, as it was written; "" before there is a report."""
     analyses: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Analysis that was computed -> the tables that it wrote; {} in results of earlier versions."""
+    """Analysis that was computed -> the tables that it wrote."""
     first_results: Mapping[str, int] = field(default_factory=dict)
     """With the method and order of shown.parquet: how many queries lose and win their right first result on the way."""
 

@@ -23,12 +23,12 @@ from ray_backfill.compare.report import REPORT_FILES, read_data, results_of, wri
 from ray_backfill.compare.report.verdict import verdict
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.results import ResultsData
-from ray_backfill.compare.tables import SPINE, Manifest, ScoredQuery
+from ray_backfill.compare.tables import FORMAT, SPINE, Manifest, ScoredQuery
 from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.printable import printable_in
 from ray_backfill.core.progress import task, track
-from ray_backfill.core.runkey import RunKey, first_difference
+from ray_backfill.core.runkey import RunKey, first_difference, other_format
 from ray_backfill.core.schema import block, frame, write_table
 from ray_backfill.core.secrets import cleaned
 from ray_backfill.core.stages import (
@@ -56,8 +56,6 @@ from ray_backfill.workers.settings import Context
 T = TypeVar("T", Method, Order, MergeKind)
 
 STAGE = "simulation"
-# Version of the results folder; increases when the shape of a table or the meaning of the key changes.
-FORMAT = 10
 # What a further run adds to finished results.
 _NAMES = ("methods", "orders", "merges", "cutoffs")
 
@@ -127,14 +125,13 @@ def is_there(out: Path, key: RunKey) -> bool:
     """Whether ``out`` holds the results of this key with all tables. What is missing of verdict and report is made."""
     if not is_finished(out) or key.difference(manifest := read_json(out / "manifest.json")):
         return False
-    # Results of earlier versions do not record which analyses were computed.
-    analyses = manifest.get("analyses") or {each.name: [] for each in all_analyses()}
+    analyses = manifest["analyses"]
     tables = (*SPINE, *chain.from_iterable(analyses.values()))
     if any(each.name not in analyses for each in all_analyses()):
         return False
     if any(not is_whole(out / f"{name}.parquet") for name in tables):
         return False
-    if "verdict" not in manifest or any(not is_whole(out / name) for name in REPORT_FILES):
+    if any(not is_whole(out / name) for name in REPORT_FILES):
         _conclude(out)
     return True
 
@@ -146,9 +143,9 @@ def _conclude(out: Path) -> None:
 
 
 def _recorded(out: Path) -> dict[str, Any]:
-    """The evaluation of the results there, also if a file of them is damaged; {} if there are none."""
-    found = manifest_of(out).get("settings") if (out / "manifest.json").exists() else None
-    return found.get("evaluation", {}) if isinstance(found, dict) else {}
+    """The evaluation of the results there, also if a file of them is damaged; {} if there are none of this format."""
+    found: Any = manifest_of(out).get("settings") if (out / "manifest.json").exists() else None
+    return {} if other_format(found, FORMAT) else found.get("evaluation", {})
 
 
 def _settings(named: Named) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import cache, cached_property, update_wrapper
+from functools import cache, update_wrapper
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -27,7 +27,8 @@ Array = NDArray[Any]
 
 F = TypeVar("F", bound=Callable[..., object])
 
-_deciding = threading.Lock()
+# Where compiled code is kept is a global setting of numba.
+_deciding = threading.RLock()
 
 
 def kernel(function: F) -> F:
@@ -39,24 +40,29 @@ class Kernel:
     """A function of a module that numba compiles at the first call. Only then numba is imported: readers of results
     need none.
 
-    numba follows the names in a kernel to other kernels. Therefore the first call puts numba's functions in the place
-    of all kernels that its module names: the module's own calls of kernels go straight to numba from then on.
+    numba follows the names in a kernel to other kernels, and asks each of these for its type (``_numba_type_``).
     """
 
     def __init__(self, function: Callable[..., object]) -> None:
         update_wrapper(self, function)
-        self._function, self._is_ready = function, False
+        self._function, self._compiled = function, cast(Any, None)
 
     def __call__(self, *arguments: Any) -> Any:
-        if not self._is_ready:
-            with _deciding:  # where compiled code is kept is a global setting of numba
-                _put_compiled(self._function.__globals__)
-            self._is_ready = True
-        return self.compiled(*arguments)
+        return (self._compiled or self.compiled)(*arguments)
 
-    @cached_property
-    def compiled(self) -> Callable[..., Any]:
+    @property
+    def compiled(self) -> Any:
         """numba's function, without the interpreter's lock; it compiles for each combination of argument types."""
+        with _deciding:
+            if self._compiled is None:
+                self._compiled = self._made()
+        return self._compiled
+
+    @property
+    def _numba_type_(self) -> Any:
+        return self.compiled._numba_type_
+
+    def _made(self) -> Any:
         import numba
 
         _listen()
@@ -96,15 +102,6 @@ def _listen() -> None:
 
     event.Listener.register(Compilation)
     event.register("numba:compile", compilation)
-
-
-def _put_compiled(names: dict[str, Any]) -> None:
-    """Put numba's functions in the place of the kernels among the names of a module, and of the modules of these."""
-    for name, value in list(names.items()):
-        if isinstance(value, Kernel):
-            if (others := value._function.__globals__) is not names:
-                _put_compiled(others)
-            names[name] = value.compiled
 
 
 class KernelCache:
@@ -169,12 +166,10 @@ class KernelCache:
 @cache
 def _stamp(module: str) -> str:
     """Hash of a module's source, and of the kernels and numbers that it imports. Call it when its imports are done."""
-    from numba.core.dispatcher import Dispatcher
-
     known = vars(sys.modules[module])
     parts = [Path(known["__file__"]).read_bytes()]
     for name, value in sorted(known.items()):
-        if isinstance(value, (Kernel, Dispatcher)) and value.__module__ != module:
+        if isinstance(value, Kernel) and value.__module__ != module:
             parts.append(f"{name}: {_stamp(value.__module__)}".encode())
         elif isinstance(value, (int, float, np.number)):
             parts.append(f"{name}: {value!r}".encode())

@@ -109,7 +109,6 @@ def _lock(folder: Path, option: str, command: str) -> int | None:
         "command": without_secrets(command),
         "since": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
     }
-    os.fchmod(file, 0o600)  # earlier versions let everybody read it
     os.ftruncate(file, 0)
     os.pwrite(file, json.dumps(about, ensure_ascii=False).encode(), 0)
     return file

@@ -50,9 +50,8 @@ class RunKey:
         found = manifest.get("settings")
         if not isinstance(found, dict):
             return "its settings are not recorded"
-        if (earlier := found.get("format", 1)) != self.format:
-            other = "an earlier" if isinstance(earlier, int) and earlier < self.format else "another"
-            return f"made by {other} version of ray-backfill: format {earlier} there, {self.format} now"
+        if other := other_format(found, self.format):
+            return other
         there, here = (
             {name: value for name, value in of.items() if name not in self.made_from}
             for of in (found, wanted["settings"])
@@ -62,6 +61,14 @@ class RunKey:
         changed = [name for name, mark in self.made_from.items() if found.get(name, "") != mark]
         words = ", ".join(name.replace("_", " ") for name in changed)
         return f"different from the earlier run: {words}" if changed else ""
+
+
+def other_format(settings: Any, format: int) -> str:
+    """Says which format a manifest's settings have, for a message; "" if it is ``format``."""
+    found = settings.get("format", 1) if isinstance(settings, dict) else "unknown"
+    other = "an earlier" if isinstance(found, int) and found < format else "another"
+    words = f"made by {other} version of ray-backfill: format {found} there, {format} now"
+    return words if found != format else ""
 
 
 def fingerprint(*parts: object) -> str:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.core.printable import printable, printable_in
+from ray_backfill.core.runkey import other_format
 from ray_backfill.core.stages import read_json, write_whole
 
 if TYPE_CHECKING:
@@ -76,14 +77,7 @@ def write_table(path: Path, table: "pd.DataFrame") -> None:
     write_whole(path, lambda temporary: write_checked(arrow, temporary))
 
 
-def read_table(
-    path: Path,
-    row_type: type,
-    again: str,
-    may_be_empty: bool = False,
-    older: Mapping[str, Any] | None = None,
-    renamed: Mapping[str, str] | None = None,
-) -> "pd.DataFrame":
+def read_table(path: Path, row_type: type, again: str, may_be_empty: bool = False) -> "pd.DataFrame":
     """Read a Parquet file and return the columns of ``row_type``, in order.
 
     Args:
@@ -91,8 +85,6 @@ def read_table(
         row_type: Schema of the table.
         again: Remedy for error messages, such as "run simulate again".
         may_be_empty: Accept a table without rows.
-        older: Columns that tables of older versions lack -> the value that they stand for.
-        renamed: Columns of older versions -> the column whose place they take where they are there.
 
     Raises:
         InputError: The file is missing or not Parquet, lacks a column, or has no rows.
@@ -105,8 +97,6 @@ def read_table(
         found = pd.read_parquet(path, page_checksum_verification=True)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise InputError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}): {again}") from error
-    found = found.assign(**{name: value for name, value in (older or {}).items() if name not in found.columns})
-    found = found.assign(**{to: found[name] for name, to in (renamed or {}).items() if name in found.columns})
     missing = [name for name in columns(row_type) if name not in found.columns]
     if missing:
         raise InputError(f"{path} lacks the column {', '.join(missing)}: {again} with this version")
@@ -115,17 +105,19 @@ def read_table(
     return found[list(columns(row_type))]
 
 
-def read_manifest(path: Path, needed: Sequence[str], again: str) -> dict[str, Any]:
+def read_manifest(path: Path, needed: Sequence[str], again: str, format: int = 1) -> dict[str, Any]:
     """Read the manifest of a folder of tables; its texts are ``printable``.
 
-    needed: keys that it must have. again: remedy for error messages.
+    needed: keys that it must have. again: remedy for error messages. format: that its key must have, see ``RunKey``.
 
     Raises:
-        InputError: The file is missing, is not a JSON object, or lacks a key.
+        InputError: The file is missing, is not a JSON object, is of another format, or lacks a key.
     """
     if not path.is_file():
         raise InputError(f"{path} is missing: {again}, or give the folder of a run that wrote it")
     manifest = read_json(path)
+    if other := other_format(manifest.get("settings", {}), format):
+        raise InputError(f"{path} was {other}; {again} with --overwrite")
     missing = [key for key in needed if key not in manifest]
     if missing:
         raise InputError(f"{path} lacks the key {', '.join(missing)}: {again} with this version")

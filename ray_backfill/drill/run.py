@@ -42,7 +42,7 @@ from ray_backfill.drill.report import write_live_report
 from ray_backfill.drill.results import depth, drill_tables
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.drill.shard import ShardPlace, measured_moments, shard_edges
-from ray_backfill.drill.tables import TABLES, DrillFacts
+from ray_backfill.drill.tables import FORMAT, TABLES, DrillFacts
 from ray_backfill.drill.traffic import drop_events
 from ray_backfill.encode.encoder import Device
 from ray_backfill.encode.items import ItemSettings, ItemSources
@@ -57,8 +57,6 @@ from ray_backfill.learn.sides import SIDES, Sides, check_live, dims_of
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context, EmbedActors, threads_of
 
-# Version of the drill's folder; increases when the shape of a table or the meaning of the key changes.
-FORMAT = 2
 # Tables that are made from what a drill recorded.
 _MADE_AFTER = [name for name in TABLES if "/" not in name]
 

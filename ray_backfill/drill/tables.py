@@ -6,6 +6,9 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Any
 
+# Version of the drill's folder; increases when the shape of a table or the meaning of the key changes.
+FORMAT = 2
+
 # Plan of a drill.
 
 

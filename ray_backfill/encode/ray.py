@@ -1,6 +1,6 @@
 """The actors that embed parts of items, by Ray Data."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import ray
-import ray.data
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import task
@@ -17,8 +16,8 @@ from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import Device, Model, same_model
 from ray_backfill.encode.kinds import load_model
 from ray_backfill.encode.part import ATTEMPTS, EncodeRequest, Rows, attempt, embed_part
-from ray_backfill.workers.session import placed, session
-from ray_backfill.workers.settings import EmbedActors, number_of, threads_of
+from ray_backfill.workers.session import embedded_parts, placed, session
+from ray_backfill.workers.settings import EmbedActors, threads_of
 
 
 @dataclass(frozen=True)
@@ -49,30 +48,14 @@ def embed_parts(
         device = Device("cuda" if on_gpu else "cpu", threads_of(actors), number)
         job = _Job(str(folder), request, probes, device, sys.path)
         began, first = time(), inf
-        for done in _run(job, missing, replace(actors, number=number)):
+        parts = [{"split": split, "path": str(path)} for split, path in missing]
+        for done in embedded_parts(_Embedder, job, parts, replace(actors, number=number), on_gpu):
             bar.advance(done["items"])
             first = min(first, done["began"])
         rate = left / max(time() - first, 1e-9)
     shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
     facts = {"actors": number, "items": left, "items_per_s": round(rate, 1), "start_s": round(first - began, 1)}
     return {"embedding": facts}
-
-
-def _run(job: _Job, missing: list[tuple[str, Path]], actors: EmbedActors) -> Iterator[dict[str, Any]]:
-    """Embed the parts; yields what each finished part took. Raises the InputError of an actor."""
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    rows = [{"split": split, "path": str(path)} for split, path in missing]
-    finished = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-        _Embedder,
-        fn_constructor_kwargs={"job": job},
-        compute=ray.data.ActorPoolStrategy(size=number_of(actors)),
-        num_cpus=actors.cpus,
-        num_gpus=actors.gpus if job.device.name == "cuda" else 0,
-    )
-    for row in finished.iter_rows():
-        if problem := row.pop("problem"):
-            raise InputError(problem)
-        yield row
 
 
 class _Embedder:
@@ -98,7 +81,7 @@ class _Embedder:
                 mark.write_text(f"embedded them with {' and '.join(str(model.spec) for model in models.values())}")
                 table = embed_part(path, split, models, self._job.device.threads)
                 write_parquet(folder / f"{split}.parquet" / path.name, table)
-        except InputError as error:  # Ray Data would wrap it in a long traceback and lose its type
+        except InputError as error:
             return {"items": 0, "began": began, "problem": str(error)}
         return {"items": len(table), "began": began, "problem": ""}
 

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.last_words import said_if_it_dies
 from ray_backfill.core.progress import say, step, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import open_checked
@@ -29,6 +28,7 @@ from ray_backfill.core.stages import (
     remove_halves,
     write_json,
 )  # fmt: skip
+from ray_backfill.core.streams import said_if_it_dies
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.folder import left_out_file
 from ray_backfill.data.write import write_parquet

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
-from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.runkey import RunKey, other_format
 from ray_backfill.core.schema import arrow_table, open_checked, read_checked
 from ray_backfill.core.secrets import cleaned
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
@@ -325,9 +325,9 @@ def read_sample(path: Path, folder: EmbeddingFolder) -> StoredSample:
     if _FACTS not in metadata:
         raise InputError(f"{path} was not written by ray-backfill sample; draw a sample with it")
     facts: dict[str, Any] = json.loads(metadata[_FACTS])
+    if other := other_format(facts.get("key", {}).get("settings", {}), FORMAT):
+        raise InputError(f"{path} was {other}; sample again")
     settings = SampleSettings(facts["seed"], tuple(facts["truth"]), facts["distance"])
-    if "key" not in facts:
-        raise InputError(f"{path} was drawn by an earlier version of ray-backfill; sample again")
     truth = truth_of(folder, settings.truth, settings.distance)
     if difference := sample_key(folder, truth, settings).difference(facts["key"]):
         raise InputError(f"{path} is no sample of {folder.path} as it is now ({difference}); sample again")

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.stores import open_system
 from ray_backfill.images.listing import CHUNK, file_stamp
 from ray_backfill.images.source import Files
 
@@ -116,21 +117,6 @@ class Paths(Files):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_systems": {}}
-
-
-def open_system(store: str) -> tuple[fs.FileSystem, str]:
-    """The file system of ``scheme://bucket?options``, and the bucket's path in it."""
-    base, _, query = store.partition("?")
-    scheme, _, bucket = base.partition("://")
-    options = dict(parse_qsl(query))
-    anonymous = options.pop("anonymous", "false").lower() == "true"
-    if anonymous and scheme == "s3":  # pyarrow's URIs have no such option
-        region = options.pop("region", None) or fs.resolve_s3_region(bucket)
-        return fs.S3FileSystem(anonymous=True, region=region, **options), bucket
-    if anonymous:
-        bucket = f"anonymous@{bucket}"
-    system, path = fs.FileSystem.from_uri(f"{scheme}://{bucket}" + (f"?{urlencode(options)}" if options else ""))
-    return system, path.rstrip("/")
 
 
 def _scheme(place: str) -> str:

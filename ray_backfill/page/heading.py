@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+# The note in manifests.
 INVENTED = (
-    "Invented data: these embeddings were drawn from a random model, no real item was seen. The run shows scale and "
-    "arithmetic, and says nothing about which method or model is better."
+    "The embeddings are invented: they were drawn from a model of distances, no real item was seen. The figures show "
+    "scale and arithmetic, not which method is better."
 )
 # An absolute path, in quotation marks (then spaces are part of it) or not; not the slash in "m/s" or in an address.
 _QUOTED = re.compile(r"""(?P<mark>['"])(?:~?/|[A-Za-z]:\\)(?:[^'"]*[/\\])?(?P<last>[^'"/\\]*)[/\\]?(?P=mark)""")
@@ -37,21 +38,10 @@ def date_of(created: str) -> str:
     return f"{created[:16].replace('T', ' ')} UTC" if created else ""
 
 
-def is_invented(data: Mapping[str, Any]) -> bool:
-    """Whether the embeddings come from a random model instead of images."""
-    return bool(data.get("is_synthetic")) or str(data.get("embeddings", "")).startswith("synthetic")
-
-
-def top_notes(data: Mapping[str, Any], warnings: Sequence[str]) -> tuple[str, list[str]]:
-    """The note that the data are invented, "" if they are not, and the warnings without it; no folders in any of them.
-
-    A manifest may have the note itself, in its own words.
-    """
-    others = [without_folders(warning) for warning in warnings]
-    if not is_invented(data):
-        return "", others
-    own = next((warning for warning in others if "invented" in warning), "")
-    return own or INVENTED, [warning for warning in others if warning != own]
+def top_notes(warnings: Sequence[str]) -> tuple[str, list[str]]:
+    """The note that the data are invented, "" if they are not; and the warnings without it, and without folders."""
+    others = [without_folders(warning) for warning in warnings if warning != INVENTED]
+    return INVENTED * (INVENTED in warnings), others
 
 
 def without_folders(text: str) -> str:

@@ -5,7 +5,7 @@ A module of recipes defines ``RECIPES``, a tuple of ``NamedRecipe``. Ours are in
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -47,12 +47,6 @@ class EmbedSettings:
 
     def __post_init__(self) -> None:
         require_positive(self, "embed", "part_rows", "batch", "views")
-
-    def identity(self) -> dict[str, Any]:
-        """The settings that determine the bytes of a store. float32 and a single view are left out, as in older
-        manifests."""
-        older = (("dtype", "float32"), ("views", 1))
-        return {name: value for name, value in asdict(self).items() if (name, value) not in older}
 
 
 @dataclass(frozen=True)

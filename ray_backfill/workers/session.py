@@ -212,6 +212,32 @@ def placed(
     return number, gpus > 0
 
 
+def embedded_parts(
+    embedder: type, job: Any, parts: list[dict[str, Any]], actors: EmbedActors, on_gpu: bool
+) -> Iterator[dict[str, Any]]:
+    """What ``embedder(job)`` returns for each part, as parts are finished, from actors of Ray Data.
+
+    It returns an InputError as the text ``problem``: Ray Data would wrap it in a long traceback and lose its type.
+
+    Raises:
+        InputError: That of an actor.
+    """
+    import ray.data  # slow to import; replays do without
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    finished = ray.data.from_items(parts, override_num_blocks=len(parts)).map(
+        embedder,
+        fn_constructor_kwargs={"job": job},
+        compute=ray.data.ActorPoolStrategy(size=number_of(actors)),
+        num_cpus=actors.cpus,
+        num_gpus=actors.gpus if on_gpu else 0,
+    )
+    for row in finished.iter_rows():
+        if problem := row.pop("problem"):
+            raise InputError(problem)
+        yield row
+
+
 def all_of(*checks: Callable[[], Any]) -> list[Any]:
     """What each of the checks returns. Raises one InputError that says what all of them say."""
     results, problems = list[Any](), list[str]()

@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import ray
 
-from ray_backfill.core.last_words import all_is_said, said_if_it_dies
 from ray_backfill.core.progress import say
+from ray_backfill.core.streams import all_is_said, said_if_it_dies
 from ray_backfill.workers.waiting import answers_at
 
 _POLL_S = 0.25

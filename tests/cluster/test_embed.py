@@ -83,7 +83,7 @@ def test_vectors_scores_and_labels_are_those_of_the_models(tmp_path: Path, monke
     _views_are_those_of_each_image_alone(folder, models)
     _resume_without_one_part(out, models, monkeypatch)
     # Who needs fewer of the models finds them there; another model is another folder.
-    monkeypatch.setattr(embed, "_run", None)
+    monkeypatch.setattr(embed, "embedded_parts", None)
     fewer = EmbedRequest(DIVIDED, {"old": old, "new": new}, [0, 2], TRAINING, SETTINGS)
     assert embed_stage(out, fewer, EmbedActors()) == out
     with pytest.raises(InputError, match="belongs to a run with other settings"):
@@ -106,7 +106,7 @@ def _resume_without_one_part(out: Path, models: dict[str, Path], monkeypatch: py
     assert not list(out.glob("*/.*.tmp"))
     assert read_folder(out).fingerprint() == before
 
-    monkeypatch.setattr(embed, "_run", None)  # a finished stage starts nothing
+    monkeypatch.setattr(embed, "embedded_parts", None)  # a finished stage starts nothing
     embed_stage(out, EmbedRequest(DIVIDED, models, [0, 2], TRAINING, SETTINGS), EmbedActors(number=2))
     for training, settings, words in (
         (TRAINING, replace(SETTINGS, batch=5), r"embed\.batch: 4 there, 5 requested"),
@@ -148,8 +148,8 @@ def test_a_view_is_the_augmentation_with_numbers_of_the_image(monkeypatch: pytes
 
 
 @pytest.mark.full
-def test_one_view_is_the_store_of_before(tmp_path: Path) -> None:
-    """The same files and bytes, and nothing of views in the manifest; more views only add files."""
+def test_more_views_only_add_files(tmp_path: Path) -> None:
+    """With one view, the augmentation is no part of the key."""
     for i, name in enumerate(("old", "new")):
         backbone(tmp_path / name, i, 6)
     threads, files = torch.get_num_threads(), {}
@@ -164,7 +164,6 @@ def test_one_view_is_the_store_of_before(tmp_path: Path) -> None:
     assert set(files[2]) - set(files[1]) == {"train_views.parquet/view-001-part-000000.parquet"}
     assert all(files[2][name] == content for name, content in files[1].items())
     wanted = request_alone(tmp_path, replace(IN_PARTS, views=1)).key().settings
-    assert wanted["embed"] == {"part_rows": 40, "batch": 4}
     assert set(wanted) == {"data", "train_classes", "models", "embed"}
 
 
@@ -321,8 +320,6 @@ def test_half_precision_halves_the_store_and_keeps_three_digits(tmp_path: Path) 
         np.testing.assert_allclose(
             tables["float16"].vectors[name], tables["float32"].vectors[name], rtol=1e-3, atol=1e-6
         )
-    assert "dtype" not in EmbedSettings().identity(), "stores from before there was a choice are found again"
-    assert EmbedSettings(dtype="float16").identity()["dtype"] == "float16"
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -9,7 +9,7 @@ import pytest
 
 from ray_backfill.compare import replay
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.replay import Curves, permutation_seeds, replay_here
+from ray_backfill.compare.replay import Curves, Permutation, by_order, permutation_seeds, replay_here
 from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.compare.write import Facts, write_results
@@ -38,6 +38,12 @@ def alone(folder: Path) -> list[Curve]:
         one = replace(SEVERAL, permutations=1, order_seed=seed)
         found.append(replayed(folder, one)["rm_naive", "random", "raw"].curve)
     return found
+
+
+def test_what_a_name_says_makes_no_permutation() -> None:
+    curves = {"mine": 1, "mine permutation 2": 2, "random": 3, "random permutation 2": 4}
+    further = {"random permutation 2": Permutation("random", np.arange(3))}
+    assert by_order(curves, further) == {"mine": [1], "mine permutation 2": [2], "random": [3, 4]}
 
 
 def test_the_curve_is_the_mean_of_every_query_over_permutations(folder: Path, alone: list[Curve]) -> None:

@@ -1,9 +1,11 @@
 """Missing or contradictory input is named in one line; valid input is read unchanged."""
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -11,7 +13,6 @@ import pytest
 from ray_backfill.compare.analyses import all_tables
 from ray_backfill.compare.report import print_table, read_results, write_report
 from ray_backfill.compare.results import Variant
-from ray_backfill.compare.tables import OLDER
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import YES, columns
 from tests.compare.report.folder import METHODS, made_traits, write_costs, write_results
@@ -50,12 +51,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "column"),
-    [
-        (f"{name}.parquet", column)
-        for name in ("curves", "summary", "costs")
-        for column in columns(all_tables()[name])
-        if column not in OLDER.get(name, ())  # earlier versions do not have them
-    ],
+    [(f"{name}.parquet", column) for name in ("curves", "summary", "costs") for column in columns(all_tables()[name])],
 )
 def test_a_missing_column_is_named_in_one_line(tmp_path: Path, name: str, column: str) -> None:
     write_costs(write_results(tmp_path))
@@ -82,17 +78,27 @@ def test_a_table_without_rows_or_of_another_kind_is_refused(tmp_path: Path, name
     [
         ("{", r"manifest\.json cannot be read as JSON"),
         ("[]", "must hold a JSON object"),
-        ("{}", "lacks the key primary_metric, traits"),
-        ('{"primary_metric": "mAP", "left_out": {}}', "lacks the key traits: run simulate again with this version$"),
+        ('{"settings": {"format": 10}, "primary_metric": "mAP"}', "lacks the key traits: run simulate again with this"),
     ],
 )
-def test_a_broken_or_older_manifest_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+def test_a_broken_manifest_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     (write_results(tmp_path) / "manifest.json").write_text(text)
     with pytest.raises(InputError, match=problem):
         read_results(tmp_path)
 
 
-def test_what_an_older_version_left_out_is_refused_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{}, {"format": 9}, {"format": 99}, {"format": None}, "none", None])
+def test_results_of_another_format_are_refused_in_one_line(tmp_path: Path, settings: Any) -> None:
+    """Whatever else their files lack: the manifest is read first."""
+    manifest = json.loads((write_results(tmp_path) / "manifest.json").read_text())
+    del manifest["traits"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"settings": settings}))
+    change(tmp_path / "summary.parquet", lambda frame: frame.rename(columns={"gain": "gain_vs_raw"}))
+    with pytest.raises(InputError, match=r"^.*manifest\.json was made by an.* version .* 10 now; run .* --overwrite$"):
+        read_results(tmp_path)
+
+
+def test_facts_of_another_shape_are_refused_in_one_line(tmp_path: Path) -> None:
     write_results(tmp_path, left_out={"fct": "needs a train table"})
     with pytest.raises(InputError, match=r"was written by another version .*: run simulate again with this version$"):
         read_results(tmp_path)

@@ -219,13 +219,11 @@ print(dataset_name(settings), len(open_images(settings).items("train")))"""
     assert run(code, run(made)) == "theirs 4"
 
 
-def test_a_module_of_the_version_before_is_refused_with_what_to_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_without_a_row_is_refused_with_what_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "their_old_images.py").write_text(THEIRS.format(name="open_source"))
     monkeypatch.syspath_prepend(tmp_path)
     theirs = importlib.import_module("their_old_images")
     with pytest.raises(InputError) as caught:
         open_images(theirs.Settings())
-    assert "define open_images instead of open_source, and DATASETS = (DataSet(" in str(caught.value)
+    assert "define open_images, and DATASETS = (DataSet(" in str(caught.value)
     assert "\n" not in str(caught.value)

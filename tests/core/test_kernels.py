@@ -61,6 +61,23 @@ outer(1.0)  # where nothing is shown, it says nothing
     assert "compile loops" not in said(), "compiled code is read"
 
 
+def test_a_call_changes_no_names_of_modules_and_threads_compile_once(package: Path, tmp_path: Path) -> None:
+    code = f"""
+import sys; sys.path.insert(0, {str(package)!r})
+from concurrent.futures import ThreadPoolExecutor
+import inner, outer
+from ray_backfill.core import kernels
+before = [dict(vars(module)) for module in (inner, outer, kernels)]
+assert "numba" not in sys.modules
+with ThreadPoolExecutor(4) as pool:
+    found = set(pool.map(outer.outer, range(1, 9)))
+assert found == set(range(12, 20)), found
+assert [dict(vars(module)) for module in (inner, outer, kernels)] == before
+print(len(outer.outer.compiled.signatures), len(inner.inner.compiled.signatures))
+"""
+    assert printed(code, NUMBA_CACHE_DIR=str(tmp_path / "kept")) == "1 1"
+
+
 @pytest.mark.full
 def test_a_changed_import_is_compiled_again(package: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"

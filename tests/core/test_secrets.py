@@ -256,7 +256,7 @@ import sys, time, pyarrow.fs
 from pathlib import Path
 from ray_backfill.data.sources import files
 bucket, how, sys.argv = Path(sys.argv[1]), sys.argv[2], ["ray-backfill", *sys.argv[3:]]
-def _system_of(text):
+def open_system(text):
     assert ":Sword" + "fish88@bucket" in text  # the client gets it
     if how == "hangs":
         Path("reached").touch()
@@ -269,7 +269,7 @@ def _system_of(text):
         thread.join()
         raise RuntimeError(f"unexpected: {text!r} and {'Sword' + 'fish88'} alone")
     return pyarrow.fs.LocalFileSystem(), str(bucket) + text.partition("@bucket")[2]
-files._system_of = _system_of
+files.open_system = open_system
 from ray_backfill.cli.main import main
 main()
 if how == "works":
@@ -281,11 +281,9 @@ if how == "works":
 @pytest.fixture
 def bucket(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def system_of(text: str) -> tuple[pyarrow.fs.FileSystem, str]:
-        if "://" not in text:
-            return pyarrow.fs.LocalFileSystem(), text
         return pyarrow.fs.LocalFileSystem(), str(data.parent) + text.partition("bucket")[2]
 
-    monkeypatch.setattr(files, "_system_of", system_of)
+    monkeypatch.setattr(files, "open_system", system_of)
     return data.parent
 
 

@@ -1,4 +1,5 @@
 import http.server
+import io
 import pickle
 import threading
 import time
@@ -10,13 +11,17 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
+from ray_backfill.core import stores as stores_module
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.stores import open_system
+from ray_backfill.data.sources import open_source
 from ray_backfill.images import paths as module
 from ray_backfill.images.datasets import landmarks
-from ray_backfill.images.paths import Paths, open_system
+from ray_backfill.images.paths import Paths
 from ray_backfill.images.source import FileSource, Items
 from tests.images.datasets._pictures import plain, write_tree
 
@@ -127,7 +132,7 @@ def test_public_buckets_of_google_are_asked_without_credentials(monkeypatch: pyt
             asked.append(uri)
             return None, "bucket"
 
-    monkeypatch.setattr(module, "fs", SimpleNamespace(FileSystem=Systems))
+    monkeypatch.setattr(stores_module, "fs", SimpleNamespace(FileSystem=Systems))
     open_system("gs://bucket?anonymous=true")
     open_system("gs://bucket")
     assert asked == ["gs://anonymous@bucket", "gs://bucket"]
@@ -143,8 +148,10 @@ def test_what_pyarrow_opens() -> None:
     system, bucket = open_system("gs://bucket?anonymous=true")
     assert isinstance(system, fs.GcsFileSystem)
     assert bucket == "bucket"
-    with pytest.raises(InputError, match="nonsense"):
-        paths("s3://bucket?region=eu-west-1&nonsense=1", "1.png").read(0)
+    for more in ("", "&anonymous=true"):
+        assert open_system(f"s3://bucket/a%20b/c/?region=eu-west-1{more}")[1] == "bucket/a b/c"
+        with pytest.raises(InputError, match="nonsense"):
+            paths(f"s3://bucket?region=eu-west-1&nonsense=1{more}", "1.png").read(0)
 
 
 def test_digest(tmp_path: Path) -> None:
@@ -261,3 +268,9 @@ def test_pyarrow_reads_from_a_server_that_speaks_s3(bucket_address: str, monkeyp
     assert list(pixels.broken) == [2]
     assert pixels.broken[2].startswith("s3://bucket/deep/3.png: ")
     assert bucket_address not in source.listing.name(0) + source.listing.where(0)
+    # Tables of vectors are opened in the same way.
+    written = io.BytesIO()
+    pq.write_table(pa.table({"id": [7, 8]}), written)
+    Bucket.objects["/bucket/deep/my items.parquet"] = written.getvalue()
+    table = open_source(f"s3://bucket/deep/my%20items.parquet?{options}")
+    assert [batch["id"].to_pylist() for batch in table.read(["id"], 0)] == [[7, 8]]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_backfill.page.heading import INVENTED, date_of, is_invented, name_of, top_notes, without_folders
+from ray_backfill.page.heading import INVENTED, date_of, name_of, top_notes, without_folders
 
 
 @pytest.mark.parametrize(
@@ -30,16 +30,11 @@ def test_the_data_set_has_its_own_name_or_that_of_its_folder() -> None:
     assert name_of({}) == ""
 
 
-def test_dates_and_invented_data() -> None:
+def test_dates() -> None:
     assert date_of("2026-11-22T10:06:32+00:00") == "2026-11-22 10:06 UTC"
     assert date_of("") == ""
-    assert is_invented({"is_synthetic": True})
-    assert is_invented({"embeddings": "synthetic: drawn from a model of distances"})
-    assert not is_invented({"embeddings": "from images", "is_synthetic": False})
 
 
 def test_that_data_are_invented_is_said_once() -> None:
-    own = "The embeddings are invented."
-    assert top_notes({"is_synthetic": True}, [own, "see /a/b"]) == (own, ["see b"])
-    assert top_notes({"is_synthetic": True}, ["few"]) == (INVENTED, ["few"])
-    assert top_notes({}, ["few"]) == ("", ["few"])
+    assert top_notes([INVENTED, "see /a/b"]) == (INVENTED, ["see b"])
+    assert top_notes(["few"]) == ("", ["few"])

@@ -14,6 +14,7 @@ from ray_backfill.compare.analyses.slices import GAP, SubgroupPoint
 from ray_backfill.compare.tables import (
     AUC,
     END,
+    FORMAT,
     CurvePoint,
     DifferenceRow,
     MomentPoint,
@@ -141,6 +142,7 @@ def runs_of(tmp_path: Path, *seeds: Mapping[Case, Made], **options: Any) -> Runs
 
 
 MANIFEST: dict[str, Any] = {
+    "settings": {"format": FORMAT},
     "primary_metric": "mAP",
     "versions": {"ray_backfill": "0.1.0", "numpy": "2.4.6"},
     "data": {"fingerprint": "sha256:abc", "gallery_items": 1936, "queries": 1936},

@@ -38,7 +38,6 @@ class Analysis:
     section: makes the section of the report, from stored results alone. None where they have nothing to show.
     needs: names of the analyses whose tables ``compute`` reads.
     further: name -> row type of tables that are computed in the same pass; then ``compute`` returns them by name.
-    older: column that tables of older versions lack -> the value that it stands for.
     is_read: whether reports read the table; False for one that is much larger than the others.
     place: sections of the report are sorted by it.
     """
@@ -49,7 +48,6 @@ class Analysis:
     section: Callable[[ResultsData], Section | None] | None = None
     needs: tuple[str, ...] = ()
     further: Mapping[str, type] = field(default_factory=dict)
-    older: Mapping[str, str] = field(default_factory=dict)
     is_read: bool = True
     place: int = 100
 

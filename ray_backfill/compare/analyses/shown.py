@@ -307,4 +307,4 @@ def _short(row: ShownQuery) -> str:
     return name if len(name) <= _ID_CHARACTERS else f"{name[: _ID_CHARACTERS - 1]}\u2026"
 
 
-ANALYSES = (Analysis("shown", ShownQuery, compute, section, needs=("checks",), older={"merge": "raw"}, place=30),)
+ANALYSES = (Analysis("shown", ShownQuery, compute, section, needs=("checks",), place=30),)

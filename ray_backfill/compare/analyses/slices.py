@@ -293,8 +293,4 @@ def subgroup_charts(results: ResultsData) -> list[Chart]:
     return [Chart(title, f"{best.metric} (%)", "start → end", tuple(curves), y_range=y_range)]
 
 
-ANALYSES = (
-    Analysis(
-        "slices", SliceRow, compute, section, further={"subgroups": SubgroupPoint}, older={"slice": "group"}, place=10
-    ),
-)
+ANALYSES = (Analysis("slices", SliceRow, compute, section, further={"subgroups": SubgroupPoint}, place=10),)

@@ -15,8 +15,7 @@ from ray_backfill.compare.analyses import all_analyses
 from ray_backfill.compare.results import Line, Pair, ResultsData, Row, Tables, Trace, Variant, curves_of
 from ray_backfill.compare.tables import (
     FLIP_METRICS,
-    OLDER,
-    RENAMED,
+    FORMAT,
     SPINE,
     CurvePoint,
     DifferenceRow,
@@ -253,18 +252,19 @@ def read_data(folder: str | Path) -> ResultsData:
         folder = folder / "results"
     if not folder.is_dir():
         raise InputError(f"no results folder at {folder}: give the --out folder of a simulate run")
+    manifest = _manifest(folder / "manifest.json")
     found = {
-        name: read_table(folder / f"{name}.parquet", kind, AGAIN, False, OLDER.get(name), RENAMED.get(name))
+        name: read_table(folder / f"{name}.parquet", kind, AGAIN)
         for name, kind in SPINE.items()
         if name not in _BY_QUERY
     }
     found |= {
-        name: read_table(folder / f"{name}.parquet", kind, AGAIN, True, analysis.older)
+        name: read_table(folder / f"{name}.parquet", kind, AGAIN, may_be_empty=True)
         for analysis in all_analyses()
         for name, kind in analysis.tables.items()
         if analysis.is_read and (folder / f"{name}.parquet").exists()
     }
-    results = results_of(found, _manifest(folder / "manifest.json"), folder / "manifest.json")
+    results = results_of(found, manifest, folder / "manifest.json")
     _check(results, folder)
     return results
 
@@ -298,7 +298,7 @@ def _check(results: ResultsData, folder: Path) -> None:
 
 
 def _manifest(path: Path) -> Manifest:
-    found = read_manifest(path, ("primary_metric", "traits"), AGAIN)
+    found = read_manifest(path, ("primary_metric", "traits"), AGAIN, FORMAT)
     try:
         return Manifest.from_json(found)
     except (AttributeError, KeyError, TypeError) as error:

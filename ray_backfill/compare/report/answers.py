@@ -66,7 +66,7 @@ def runner_up(results: ResultsData) -> str:
 def warnings(results: ResultsData) -> tuple[str, ...]:
     """Sentences about the data that a reader must know before the results."""
     found = [RETENTION_WARNING.format(retained(results))] if is_retention(results) else _crosses(results)
-    if (scored := verdict.queries(results)) is not None and scored < verdict.FEW_QUERIES:
+    if (scored := verdict.queries(results)) < verdict.FEW_QUERIES:
         what = "Only one query was" if scored == 1 else f"Only {scored} queries were"
         found.append(
             f"{what} scored: too few to tell methods apart. Use at least {verdict.FEW_QUERIES}, better hundreds."

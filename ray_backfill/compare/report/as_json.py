@@ -28,7 +28,7 @@ def as_json(results: ResultsData, folder: Path) -> dict[str, Any]:
         "warnings": warnings(results),
         "primary_metric": results.primary,
         "queries": queries(results),
-        "gallery_items": results.manifest.data.get("gallery_items"),
+        "gallery_items": results.manifest.data["gallery_items"],
         "best": getattr(results.best(), "method", None),
         "results": [_row(results, row) for row in results.rows],
         "left_out": [asdict(each) for each in results.manifest.left_out],

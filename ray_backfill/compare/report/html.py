@@ -32,7 +32,7 @@ QUESTIONS = {
 def render(results: ResultsData) -> str:
     """The HTML page."""
     manifest, tables, analyses = results.manifest, heat_tables(results), sections(results)
-    invented, warnings = top_notes(manifest.data, answers.warnings(results))
+    invented, warnings = top_notes(answers.warnings(results))
     act, rest = in_two(verdict(results))
     template = page_environment(Path(__file__).parent).get_template("report.html.jinja")
     seed = [("seed", str(manifest.seed))] if manifest.seed is not None else []

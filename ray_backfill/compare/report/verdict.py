@@ -175,17 +175,14 @@ def _trade(results: ResultsData, best: Row) -> str:
 
 def basis(results: ResultsData) -> str:
     """What the verdict rests on: numbers of queries and items, and the difference between the models."""
-    data, step = results.manifest.data, upgrade(results)
+    items, step = results.manifest.data["gallery_items"], upgrade(results)
     old, new, metric = results.reference(OLD), results.reference(NEW), results.primary
-    asked, items = queries(results), data.get("gallery_items")
-    known = ((asked, "queries"), (items, "gallery items"))
-    counts = [f"{number:,} {what}" for number, what in known if number is not None]
-    said = f"This rests on {listed(counts, 'and')}." if counts else ""
+    said = f"This rests on {queries(results):,} queries and {items:,} gallery items."
     if old is None or new is None or step is None or is_retention(results) or find_situation(results) in _NOT_BETTER:
         return said
     digits = results.digits(metric)
     worth = f"{points(step.value, digits)} of {metric} (95 % interval {interval(step.low, step.high, digits)})"
-    return f"{said} The upgrade is worth {worth}.".strip()
+    return f"{said} The upgrade is worth {worth}."
 
 
 def next_command(results: ResultsData) -> str:
@@ -469,10 +466,10 @@ def decide(results: ResultsData) -> Decision:
     return Decision.GO if situation in (Situation.UPGRADE, Situation.NOT_MIXED) and not unknown else Decision.OPEN
 
 
-def queries(results: ResultsData) -> int | None:
-    """Number of scored queries; None if the manifest does not tell."""
+def queries(results: ResultsData) -> int:
+    """Number of scored queries."""
     data = results.manifest.data
-    return data["queries"] - data.get("queries_skipped", 0) if "queries" in data else None
+    return int(data["queries"] - data["queries_skipped"])
 
 
 def merge_outlives(results: ResultsData, row: Row) -> bool:

@@ -20,6 +20,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from ray_backfill.core.errors import InputError, regular_file
+from ray_backfill.core.stores import open_system
 from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind, skipping
 from ray_backfill.data.text import check_json_lines, lines_of
 
@@ -37,7 +38,7 @@ Files = list[pa.fs.FileInfo]
 
 def _open(text: str) -> Source:
     with _problems(text):
-        system, path = _system_of(text)
+        system, path = open_system(text) if "://" in text else (pa.fs.LocalFileSystem(use_mmap=True), text)
         files = _files(system, path, text)
         suffix = _suffix(files[0].path)
         opened: _Table = _OPEN[suffix](system, files)
@@ -205,13 +206,6 @@ def _one_schema(files: Files, schemas: Sequence[pa.Schema]) -> pa.Schema:
         if not schema.equals(schemas[0]):
             raise InputError(f"{file.path} has other columns than {files[0].path}; all files need the same ones")
     return schemas[0]
-
-
-def _system_of(text: str) -> tuple[pa.fs.FileSystem, str]:
-    if "://" in text:
-        system, path = pa.fs.FileSystem.from_uri(text)
-        return system, path
-    return pa.fs.LocalFileSystem(use_mmap=True), text
 
 
 def _is_local(system: pa.fs.FileSystem) -> bool:

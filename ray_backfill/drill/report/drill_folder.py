@@ -13,6 +13,7 @@ import pandas as pd
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import RowT, read_manifest, read_table, rows_of
 from ray_backfill.drill.tables import (
+    FORMAT,
     SERVING,
     CheckpointRow,
     DrillFacts,
@@ -148,9 +149,9 @@ def read_drill(folder: Path) -> Drill:
         table = read_table(folder / f"{name}.parquet", row_type, AGAIN, may_be_empty)
         return sorted(rows_of(row_type, table), key=by)
 
+    manifest = read_manifest(folder / "manifest.json", ("primary_metric",), AGAIN, FORMAT)
     checkpoints = rows("checkpoints", CheckpointRow, lambda c: c.moment)
     quality = _grouped(rows("quality", QualityRow, lambda q: q.moment), lambda q: q.metric)
-    manifest = read_manifest(folder / "manifest.json", ("primary_metric",), AGAIN)
     drill = Drill(
         tuple(checkpoints),
         quality,

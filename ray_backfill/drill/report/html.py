@@ -22,7 +22,7 @@ MANY_INCIDENTS = 20  # only this many incidents are shown without unfolding
 
 def render(drill: Drill) -> str:
     """The HTML page."""
-    invented, notes = top_notes(drill.facts.data, drill.facts.data.get("notes", []))
+    invented, notes = top_notes(drill.facts.data.get("notes", []))
     data, template = drill.facts.data, page_environment(Path(__file__).parent).get_template("live.html.jinja")
     return template.render(
         drill=drill,

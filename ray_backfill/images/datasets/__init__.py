@@ -59,9 +59,8 @@ def dataset_of(settings: Any) -> DataSet:
     for row in getattr(module, "DATASETS", ()):
         if row.settings is type(settings):
             return row
-    old = " instead of open_source" if hasattr(module, "open_source") else ""
     raise InputError(
-        f"{module.__name__} has no row for its {type(settings).__name__}: define open_images{old}, and "
+        f"{module.__name__} has no row for its {type(settings).__name__}: define open_images, and "
         f"DATASETS = (DataSet(name, {type(settings).__name__}, open_images),), as docs/contributing/dataset.md says"
     )
 

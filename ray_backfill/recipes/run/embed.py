@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import ray.data
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
@@ -34,7 +33,7 @@ from ray_backfill.learn.training.settings import BackboneTraining
 from ray_backfill.recipes import EmbedSettings
 from ray_backfill.recipes.run.backbones import backbone_identity
 from ray_backfill.workers.decoders import source_for
-from ray_backfill.workers.session import placed, session
+from ray_backfill.workers.session import embedded_parts, placed, session
 from ray_backfill.workers.settings import EmbedActors, number_of, threads_of
 
 _BROKEN = b"broken_images"  # metadata of a part: JSON list of [id, reason]
@@ -87,7 +86,7 @@ class EmbedRequest:
             "data": open_images(self.data).fingerprint(),
             "train_classes": self.train_classes,
             "models": {name: backbone_identity(path) for name, path in self.models.items()},
-            "embed": self.settings.identity(),
+            "embed": asdict(self.settings),
         }
         if self.only:
             wanted["only"] = list(self.only)
@@ -214,9 +213,9 @@ def _embed_all(missing: list[Part], images: int, job: _Job, actors: EmbedActors)
     works: list[Work] = []
     since = time.perf_counter()
     with task("embed", images, "images", done=images - done) as bar:
-        for work in _run(missing, job, actors):
-            works.append(work)
-            bar.advance(work.images)
+        for row in embedded_parts(_Embedder, job, [asdict(part) for part in missing], actors, job.on_gpu):
+            works.append(Work(**row))
+            bar.advance(works[-1].images)
             if so_far := feeding(total(works), job.decoders, job.on_gpu, job.lent):
                 bar.note(f"{so_far.limit}-bound")
         if found := feeding(total(works), job.decoders, job.on_gpu, job.lent):
@@ -227,22 +226,6 @@ def _embed_all(missing: list[Part], images: int, job: _Job, actors: EmbedActors)
         "feeding": {"actors": number_of(actors), "images_per_s": round(done / (time.perf_counter() - since), 1)}
         | found.facts()
     }
-
-
-def _run(parts: list[Part], job: _Job, actors: EmbedActors) -> Iterator[Work]:
-    """Embed the parts; yields the work of each finished part. Raises the InputError of an actor."""
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    finished = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts)).map(
-        _Embedder,
-        fn_constructor_kwargs={"job": job},
-        compute=ray.data.ActorPoolStrategy(size=number_of(actors)),
-        num_cpus=actors.cpus,
-        num_gpus=actors.gpus if job.on_gpu else 0,
-    )
-    for row in finished.iter_rows():
-        if problem := row.pop("problem"):
-            raise InputError(problem)
-        yield Work(**row)
 
 
 class _Embedder:
@@ -259,7 +242,7 @@ class _Embedder:
     def __call__(self, part: dict[str, Any]) -> dict[str, Any]:
         try:
             return asdict(self._make(Part(**part))) | {"problem": ""}
-        except InputError as error:  # Ray Data would wrap it in a long traceback and lose its type
+        except InputError as error:
             return asdict(Work()) | {"problem": str(error)}
 
     def _make(self, part: Part) -> Work:

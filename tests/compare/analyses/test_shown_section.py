@@ -4,7 +4,6 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -69,12 +68,6 @@ def test_the_terminal_names_the_worst_queries(tmp_path: Path) -> None:
 def test_the_terminal_is_silent_about_another_row_than_the_headline(tmp_path: Path, other: dict[str, str]) -> None:
     assert told(read_results(folder_of(tmp_path / "same", WORST)))
     assert told(read_results(folder_of(tmp_path / "other", replace(WORST, **other)))) == ()  # type: ignore[arg-type]
-
-
-def test_results_of_earlier_versions_had_no_merge(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, WORST)
-    pd.read_parquet(folder / "shown.parquet").drop(columns="merge").to_parquet(folder / "shown.parquet")
-    assert [row.merge for row in read_results(folder).shown] == ["raw"]
 
 
 def test_results_without_them_say_nothing(tmp_path: Path) -> None:

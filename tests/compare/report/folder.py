@@ -13,6 +13,7 @@ import pandas as pd
 from ray_backfill.compare.analyses.costs import CostRow
 from ray_backfill.compare.tables import (
     FLIP_METRICS,
+    FORMAT,
     CurvePoint,
     DifferenceRow,
     MergeTraits,
@@ -93,6 +94,7 @@ def write_results(
     write_table(folder / "summary.parquet", frame(SummaryRow, summary))
     write_table(folder / "differences.parquet", frame(DifferenceRow, _differences(areas)))
     facts = MANIFEST | {"traits": asdict(made_traits(methods, orders, merges))} | manifest
+    facts["settings"] = {"format": FORMAT} | facts["settings"]
     (folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
     return folder
 

@@ -114,7 +114,7 @@ def test_subgroups_have_a_chart_and_a_section(tmp_path: Path) -> None:
     assert "Which subgroups benefit, and when?" not in html.render(read_results(folder))
     curves = pd.read_parquet(folder / "curves.parquet").query("metric == 'mAP'")
     parts = [
-        curves.assign(group=group, queries=10, value=curves.value + shift)
+        curves.assign(slice="group", group=group, queries=10, value=curves.value + shift)
         for group, shift in [("f", -0.05), ("m", 0.05), ("(gap)", -0.2)]
     ]
     pd.concat(parts).to_parquet(folder / "subgroups.parquet")

@@ -15,7 +15,7 @@ import pytest
 from ray_backfill.compare.report import html, read_results, write_report
 from ray_backfill.compare.tables import LeftOut, MethodTraits
 from ray_backfill.page import parts
-from tests.compare.report.folder import MANIFEST, METHODS, made_traits, many_methods, write_costs, write_results
+from tests.compare.report.folder import MANIFEST, METHODS, many_methods, write_costs, write_results
 from tests.compare.report.page import Page
 
 
@@ -157,7 +157,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         command=hostile,
         settings={hostile: hostile},
         left_out=[{"kind": "method", "name": "fct", "reason": hostile}],
-        data={"notes": [hostile], "name": hostile, "recipe": hostile},
+        data=MANIFEST["data"] | {"notes": [hostile], "name": hostile, "recipe": hostile},
     )
     shown = page(tmp_path)
     assert shown.text.count("<script") == 1  # the page's own
@@ -189,11 +189,8 @@ def test_undefined_numbers_are_dashes(tmp_path: Path) -> None:
     assert "bands are 95" not in shown.text
 
 
-def test_a_bare_manifest_and_no_flips_still_make_a_page(tmp_path: Path) -> None:
-    write_results(tmp_path, flips=False)
-    traits = asdict(made_traits(METHODS, ("score",), ("raw",)))
-    (tmp_path / "manifest.json").write_text(json.dumps({"primary_metric": "mAP", "traits": traits}))
-    shown = page(tmp_path)
+def test_no_flips_still_make_a_page(tmp_path: Path) -> None:
+    shown = page(write_results(tmp_path, flips=False))
     assert len(shown.lines) == 2
     assert "Which queries change for users?" not in shown.headings
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from ray_backfill.compare.report import Results, read_results
@@ -198,18 +197,3 @@ def test_a_verdict_is_one_sentence_and_two_facts(tmp_path: Path) -> None:
         assert sum(words) <= 70, name
         assert len(basis(found).replace(" %", "%").split()) <= 22
         assert others.count(". ") <= 1
-
-
-def test_results_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    """Their gain was relative to old and new with the merge; beside it stood what is the gain now."""
-    methods = {"old": METHODS["old"], "new": METHODS["new"], "fct": GOOD}
-    file = write_results(tmp_path, methods=methods) / "summary.parquet"
-    later = [f"{name}_{end}" for name in ("passes_old_at", "half_gain_at", "passes_new_at") for end in ("low", "high")]
-    table = pd.read_parquet(file).drop(columns=[*later, "flips_as_new_at"])
-    raw = {f"gain_vs_raw{end}": table[f"gain{end}"] for end in ("", "_low", "_high")}
-    table.assign(**raw, gain=0.88, gain_low=0.8, gain_high=0.9).to_parquet(file)
-    found = read_results(tmp_path)
-    assert {row.gain for row in found.rows if row.method == "fct"} == {0.5}
-    assert "users get 50 % of the upgrade’s improvement" in verdict(found)
-    assert "(95 % interval 40 to 60)" in verdict(found)
-    assert "from the start, half the improvement from 50 % of the backfill on, as" in answer(found).when[1]

@@ -11,6 +11,7 @@ import numpy as np
 
 from ray_backfill.core.schema import frame, write_table
 from ray_backfill.drill.tables import (
+    FORMAT,
     CheckpointRow,
     DrillFacts,
     IncidentRow,
@@ -84,6 +85,7 @@ def write_drill(
     write_timeline(folder, int(rows[-1].elapsed_s) + 5, traffic)
     write_table(folder / "incidents.parquet", frame(IncidentRow, [IncidentRow(*incident) for incident in incidents]))
     facts = asdict(FACTS) | {"settings": SETTINGS, "finished": True} | manifest
+    facts["settings"] = {"format": FORMAT} | facts["settings"]
     (folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
     return folder
 

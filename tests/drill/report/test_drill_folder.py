@@ -52,6 +52,14 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         print_live_table(tmp_path)
 
 
+def test_a_drill_of_another_format_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Whatever else its files lack: the manifest is read first."""
+    write_drill(tmp_path, settings={"format": 1})
+    change(tmp_path / "checkpoints.parquet", lambda frame: frame.drop(columns="phase"))
+    with pytest.raises(InputError, match=r"manifest\.json was made by an earlier version .* 2 now; .* --overwrite$"):
+        read_drill(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "column"),
     [("checkpoints.parquet", column) for column in ("phase", "new_items", "new_recall")]

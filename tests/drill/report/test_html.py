@@ -11,6 +11,7 @@ from rich.console import Console
 from ray_backfill.drill.report import html, print_live_table, write_live_report
 from ray_backfill.drill.report.drill_folder import read_drill
 from ray_backfill.page import parts
+from ray_backfill.page.heading import INVENTED
 from tests.compare.report.page import Page
 from tests.drill.report.folder import write_drill
 
@@ -103,8 +104,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
 def test_data_set_and_date_stand_at_the_top_and_no_path_of_a_machine(tmp_path: Path) -> None:
     data = {
         "path": "/home/somebody/shop/embeddings",
-        "is_synthetic": True,
-        "notes": ["/home/somebody/x.parquet is old"],
+        "notes": [INVENTED, "/home/somebody/x.parquet is old"],
     }
     incidents = [(10.0, "broken image", "/home/somebody/images/7.png")]
     text, shown = page(
@@ -113,7 +113,7 @@ def test_data_set_and_date_stand_at_the_top_and_no_path_of_a_machine(tmp_path: P
     top, _, _ = text.partition('class="verdict')
     assert "<dt>data set</dt><dd>shop</dd>" in top
     assert "<dt>date</dt><dd>2026-01-02 03:04 UTC</dd>" in top
-    assert "Invented data: " in top
+    assert INVENTED in top
     assert "somebody" not in text
     assert ["10 s", "broken image", "7.png"] in shown.rows
 
@@ -143,13 +143,6 @@ def test_undefined_numbers_are_dashes(tmp_path: Path, settings: dict[str, Any]) 
     words = text.partition("<script>")[0] + printed(tmp_path)
     assert not re.search(r"\b(nan|NaN|inf|None)\b", words)
     assert "built-in" not in words
-
-
-def test_a_bare_manifest_still_makes_a_page(tmp_path: Path) -> None:
-    write_drill(tmp_path)
-    (tmp_path / "manifest.json").write_text('{"primary_metric": "mAP"}')
-    text, _ = page(tmp_path)
-    assert "Live quality equals the replayed curve" in text
 
 
 def test_the_terminal_prints_rows_verdict_and_where_they_come_from(tmp_path: Path) -> None:
