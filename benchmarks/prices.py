@@ -48,8 +48,8 @@ class Served:
     def searches(self) -> tuple[Search, Search, Search]:
         return (
             lambda backward, forward, k: self.one.search(forward, k).position,
-            lambda backward, forward, k: self.half.search(backward, forward, k).best.position,
-            lambda backward, forward, k: self.before.search(backward, forward, k).best.position,
+            lambda backward, forward, k: self.half.search(backward, forward, k).best.item,
+            lambda backward, forward, k: self.before.search(backward, forward, k).best.item,
         )
 
 

@@ -117,7 +117,7 @@ def test_answers_of_the_honesty_benchmark_are_those_of_a_shard(case: Case) -> No
         pass
     served = shard.search(case.pair.backward.query, case.pair.forward.query, 50).best
     mine = merge_partitions(*honesty.search(case, shard.view, 50), RAW, 50)
-    for name in ("position", "distance", "score", "is_new"):
+    for name in ("item", "distance", "score", "is_forward"):
         np.testing.assert_array_equal(getattr(mine, name), getattr(served, name))
 
 

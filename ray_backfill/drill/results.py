@@ -214,7 +214,7 @@ def exact_answers(sides: Sides, pair: UpgradePair, state: NDArray[np.uint8], k: 
     for first in range(0, pair.n_queries, _BATCH):
         some = slice(first, first + _BATCH)
         both = old.search(backward.query[some], k), new.search(forward.query[some], k)
-        found.append(merge_partitions(*both, sides.merge, k).position)
+        found.append(merge_partitions(*both, sides.merge, k).item)
     return np.concatenate(found)
 
 

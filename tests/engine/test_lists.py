@@ -1,0 +1,67 @@
+"""Ranked lists against literal loops and full sorts, with many ties."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_backfill.engine.lists import RankedLists, joined, merge_lists
+from tests import reference
+from tests.reference import Answer
+
+PADDING: Answer = (np.inf, np.inf, -1, False)
+
+
+def as_lists(answers: Sequence[Sequence[Answer]], k: int) -> RankedLists:
+    """One list for each query, filled up to k."""
+    rows = [[*row, *[PADDING] * (k - len(row))] for row in answers]
+    of_fields = zip((2, 1, 0, 3), (np.int64, np.float32, np.float64, np.bool_), strict=True)
+    return RankedLists(*(np.array([[each[i] for each in row] for row in rows], dtype) for i, dtype in of_fields))
+
+
+@st.composite
+def shares(draw: st.DrawFn) -> tuple[list[list[list[Answer]]], int]:
+    """(share of the items, query, answer), each list sorted and perhaps empty; and how many answers are asked for."""
+    n_shares, n_queries = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    lists: list[list[list[Answer]]] = [[[] for _ in range(n_queries)] for _ in range(n_shares)]
+    for q in range(n_queries):
+        for item in rng.permutation(20)[: rng.integers(0, 15)].tolist():
+            answer = (float(rng.integers(0, 3)), float(rng.integers(0, 3)), item, bool(rng.integers(0, 2)))
+            lists[rng.integers(0, n_shares)][q].append(answer)
+    return [[sorted(row) for row in share] for share in lists], draw(st.integers(1, 25))
+
+
+@given(shares())
+def test_merged_lists_are_those_of_a_full_sort(given_lists: tuple[list[list[list[Answer]]], int]) -> None:
+    """Scores tie, then distances, then items decide; lists of any length, writable or not."""
+    lists, k = given_lists
+    longest = max(len(row) for share in lists for row in share)
+    given_arrays = [as_lists(share, longest) for share in lists]
+    for values in given_arrays[0]:
+        values.flags.writeable = False
+    found = merge_lists(given_arrays, k)
+    depth = k if len(lists) > 1 else longest  # a single list stays as it is
+    expected = as_lists([reference.merged(rows, depth) for rows in zip(*lists, strict=True)], depth)
+    for name in RankedLists._fields:
+        mine, right = getattr(found, name), getattr(expected, name)
+        np.testing.assert_array_equal(mine, right)
+        assert mine.dtype == right.dtype
+    assert found.are_distinct
+
+
+def test_an_item_that_occurs_twice_is_seen() -> None:
+    assert as_lists([[(1.0, 1.0, 4, True)], []], 3).are_distinct, "padding is no item"
+    assert not as_lists([[], [(1.0, 1.0, 4, True), (1.0, 2.0, 4, False)]], 3).are_distinct
+
+
+@pytest.mark.parametrize("batches", [[2], [1, 2], [2, 1, 1]])
+def test_batches_of_queries_are_joined(batches: list[int]) -> None:
+    rows: list[list[Answer]] = [[(float(q), 1.0, q, False)] for q in range(sum(batches))]
+    whole, edges = as_lists(rows, 2), np.cumsum([0, *batches])
+    parts = [as_lists(rows[a:b], 2) for a, b in pairwise(edges)]
+    for mine, right in zip(joined(parts), whole, strict=True):
+        np.testing.assert_array_equal(mine, right)
