@@ -20,7 +20,7 @@ from ray_backfill.core.schema import frame
 from ray_backfill.drill.journal import Applied, CheckpointMeasured, Incident, Journal, JournalEntry, Started, of_type
 from ray_backfill.drill.parts import read_part
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD, DrillPlan, positions_of
-from ray_backfill.drill.shard import merge_partitions, read_answers
+from ray_backfill.drill.shard import read_answers
 from ray_backfill.drill.tables import (
     SERVING,
     Checkpoint,
@@ -34,6 +34,7 @@ from ray_backfill.drill.tables import (
 )
 from ray_backfill.drill.traffic import read_events
 from ray_backfill.engine.index import IndexSettings, Partition, make_partition
+from ray_backfill.engine.lists import merge_sides
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.metrics import Rankings, RightAnswers, measure, metric_codes, parse_metric
 from ray_backfill.engine.replay import replay, replay_moment
@@ -214,7 +215,7 @@ def exact_answers(sides: Sides, pair: UpgradePair, state: NDArray[np.uint8], k: 
     for first in range(0, pair.n_queries, _BATCH):
         some = slice(first, first + _BATCH)
         both = old.search(backward.query[some], k), new.search(forward.query[some], k)
-        found.append(merge_partitions(*both, sides.merge, k).item)
+        found.append(merge_sides(*both, sides.merge, k).item)
     return np.concatenate(found)
 
 

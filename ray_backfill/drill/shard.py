@@ -23,9 +23,8 @@ from ray_backfill.data.write import vector_column, vectors_of, write_parquet
 from ray_backfill.drill.parts import Embedded
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD, DrillPlan, Operation
 from ray_backfill.drill.tables import AnswerRow
-from ray_backfill.engine.index import Found, IndexSettings, Partition, make_partition
-from ray_backfill.engine.lists import RankedLists, merge_lists
-from ray_backfill.engine.merges import Merge
+from ray_backfill.engine.index import IndexSettings, Partition, make_partition
+from ray_backfill.engine.lists import RankedLists, merge_sides
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.learn.sides import Side, Sides
 
@@ -110,7 +109,7 @@ class Shard:
         total = max(view.old.n + view.new.n, 1)
         old = view.old.search(backward, k, share=view.old.n / total)
         new = view.new.search(forward, k, share=view.new.n / total)
-        best = merge_partitions(old, new, self.sides.merge, k)
+        best = merge_sides(old, new, self.sides.merge, k)
         return ShardAnswer(best, view.applied, view.old.n, view.new.n, view.missing)
 
     def apply(self, operation: Operation, embedded: Embedded | None) -> None:
@@ -204,18 +203,6 @@ class Shard:
 
     def _own(self, positions: IntArray) -> IntArray:
         return positions[self._is_own(positions)]
-
-
-def merge_partitions(old: Found, new: Found, merge: Merge, k: int) -> RankedLists:
-    """The k best of the results from the old and the new partition."""
-    return merge_lists([_of_side(old, merge, is_new=False), _of_side(new, merge, is_new=True)], k)
-
-
-def _of_side(found: Found, merge: Merge, is_new: bool) -> RankedLists:
-    flags = np.full(found.position.shape, is_new)
-    score = merge.scores(found.distance.ravel(), flags.ravel()).reshape(flags.shape)
-    score[found.position < 0] = np.inf
-    return RankedLists(found.position, found.distance, score, flags)
 
 
 def write_answers(drill: Path, moment: int, answers: RankedLists) -> None:

@@ -1,6 +1,6 @@
-"""Ranked lists: the first k answers of queries. Whatever searches makes them, and they are merged and measured here.
+"""Ranked lists: the first k answers of queries. Indexes make them of one system, and they are merged here.
 
-Shapes: b queries, k answers of a list.
+Shapes: b queries, k answers of a list, C candidates of all queries.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import kernel
+from ray_backfill.engine.merges import Merge
 from ray_backfill.engine.systems import IntArray
 
 
@@ -18,13 +19,19 @@ class RankedLists(NamedTuple):
 
     item: (b, k) int64 gallery positions; -1 behind the last answer. distance: (b, k) float32 in the system that serves
     the item, there inf. score: (b, k) float64 sort key, there inf; the distance itself unless a merge maps it.
-    is_forward: (b, k) whether the forward system serves the item.
+    is_forward: (b, k) whether the forward system serves the item; False of an index, which knows no side.
     """
 
     item: IntArray
     distance: NDArray[np.float32]
     score: NDArray[np.float64]
     is_forward: NDArray[np.bool_]
+
+    @classmethod
+    def nothing(cls, *shape: int) -> "RankedLists":
+        """Lists without answers."""
+        item, score = np.full(shape, -1, np.int64), np.full(shape, np.inf)
+        return cls(item, score.astype(np.float32), score, np.zeros(shape, np.bool_))
 
     @property
     def are_distinct(self) -> bool:
@@ -33,9 +40,36 @@ class RankedLists(NamedTuple):
         return not bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any())
 
 
+def best_first(of_query: IntArray, distance: NDArray[np.float32], item: IntArray, queries: int, k: int) -> RankedLists:
+    """The first k of some candidates by (distance, item). of_query: (C,) the query of each, 0 .. ``queries`` - 1."""
+    lists = RankedLists.nothing(queries, k)
+    order = np.lexsort((item, distance, of_query))
+    row = of_query[order]
+    place = np.arange(len(row)) - np.searchsorted(row, row)
+    first = place < k
+    at, chosen = (row[first], place[first]), order[first]
+    lists.item[at] = item[chosen]
+    lists.distance[at] = lists.score[at] = distance[chosen]
+    return lists
+
+
 def joined(lists: Sequence[RankedLists]) -> RankedLists:
     """The lists of several batches of queries, one behind the other."""
     return RankedLists(*map(np.concatenate, zip(*lists, strict=True))) if len(lists) > 1 else lists[0]
+
+
+def merge_sides(backward: RankedLists, forward: RankedLists, merge: Merge, k: int) -> RankedLists:
+    """Merge what the backward and the forward system find among the items that each serves into the k best."""
+    return merge_lists([_of_side(backward, merge, False), _of_side(forward, merge, True)], k)
+
+
+def _of_side(lists: RankedLists, merge: Merge, is_forward: bool) -> RankedLists:
+    flags = np.full(lists.item.shape, is_forward)
+    if not merge.is_mapped:
+        return lists._replace(is_forward=flags)
+    score = merge.scores(lists.distance.ravel(), flags.ravel()).reshape(flags.shape)
+    score[lists.item < 0] = np.inf
+    return lists._replace(score=score, is_forward=flags)
 
 
 def merge_lists(lists: Sequence[RankedLists], k: int) -> RankedLists:

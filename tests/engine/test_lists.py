@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_backfill.engine.lists import RankedLists, joined, merge_lists
+from ray_backfill.engine.lists import RankedLists, best_first, joined, merge_lists, merge_sides
+from ray_backfill.engine.merges import RAW, Merge, ScoreMap
 from tests import reference
 from tests.reference import Answer
 
@@ -65,3 +66,36 @@ def test_batches_of_queries_are_joined(batches: list[int]) -> None:
     parts = [as_lists(rows[a:b], 2) for a, b in pairwise(edges)]
     for mine, right in zip(joined(parts), whole, strict=True):
         np.testing.assert_array_equal(mine, right)
+
+
+@pytest.mark.parametrize(
+    "merge",
+    [
+        RAW,
+        Merge(
+            "steps",
+            ScoreMap(np.arange(4.0), np.array([2.0, 2, 3, 3])),
+            ScoreMap(np.arange(4.0), np.array([0.0, 2, 2, 9])),
+        ),
+    ],
+)
+@pytest.mark.parametrize("k", [1, 4, 50])
+def test_what_two_systems_find_is_merged_by_score_then_distance_then_item(merge: Merge, k: int) -> None:
+    """Steps of the score maps tie within a system and across both."""
+    rng = np.random.default_rng(k)
+    n_queries, items = 5, rng.permutation(40)
+    sides, answers = [], [[] for _ in range(n_queries)]
+    for is_forward, own in ((False, items[:17]), (True, items[17:])):
+        of_query, item = (grid.ravel() for grid in np.meshgrid(np.arange(n_queries), own))
+        distance = rng.integers(0, 4, len(item)).astype(np.float32)
+        sides.append(best_first(of_query, distance, item, n_queries, k))
+        scores = merge.scores(distance, np.full(len(item), is_forward))
+        for q, *answer in zip(of_query, scores, distance, item, strict=True):
+            answers[q].append((*answer, is_forward))
+    found = merge_sides(sides[0], sides[1], merge, k)
+    expected = as_lists([reference.merged([row], k) for row in answers], k)
+    there = expected.item >= 0  # padding has no side
+    for mine, right in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine[there], right[there])
+    np.testing.assert_array_equal(found.item, expected.item)
+    np.testing.assert_array_equal(found.score, expected.score)
