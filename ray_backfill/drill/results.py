@@ -34,9 +34,9 @@ from ray_backfill.drill.tables import (
 )
 from ray_backfill.drill.traffic import read_events
 from ray_backfill.engine.index import IndexSettings, Partition, make_partition
-from ray_backfill.engine.lists import merge_sides
+from ray_backfill.engine.lists import measure_lists, merge_sides
 from ray_backfill.engine.merges import RAW, Merge
-from ray_backfill.engine.metrics import Rankings, RightAnswers, measure, metric_codes, parse_metric
+from ray_backfill.engine.metrics import parse_metric
 from ray_backfill.engine.replay import replay, replay_moment
 from ray_backfill.engine.statistics import Weights, relative_weights
 from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
@@ -142,26 +142,10 @@ def only_alive(truth: GroundTruth, state: NDArray[np.uint8]) -> GroundTruth:
     return truth if alive.all() else truth.only(alive)
 
 
-def live_quality(position_Qk: IntArray, truth: GroundTruth, metrics: Sequence[str]) -> dict[str, float]:
-    """Metric -> mean over the queries that have a positive. position_Qk: answers to all queries. Cost: O(Q k)."""
+def live_quality(item_Qk: IntArray, truth: GroundTruth, metrics: Sequence[str]) -> dict[str, float]:
+    """Metric -> mean over the queries that have a positive. item_Qk: answers to all queries. Cost: O(Q k)."""
     scored = _scored(truth)
-    before, places = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-    for query in scored:
-        answer = position_Qk[query]
-        answer = answer[(answer >= 0) & ~np.isin(answer, truth.ignored_of(query))]
-        positives = truth.positives_of(query)
-        found = np.flatnonzero(np.isin(answer, positives))
-        before.append(found - np.arange(len(found)))
-        places.append(np.searchsorted(positives, answer[found]).astype(np.int32))
-    starts = np.cumsum([len(row) for row in before])
-    values, top1 = np.empty((len(scored), 1, len(metrics))), np.empty((len(scored), 1), np.bool_)
-    measure(
-        Rankings(np.concatenate(before), starts, np.concatenate(places)),
-        RightAnswers.of(truth, scored, with_grades=True),
-        metric_codes([parse_metric(metric) for metric in metrics]),
-        values,
-        top1,
-    )
+    values, _ = measure_lists(item_Qk[scored], truth, scored, metrics)
     return {metric: stable_mean(values[:, 0, m], _weights(truth)) for m, metric in enumerate(metrics)}
 
 

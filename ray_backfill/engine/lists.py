@@ -1,17 +1,27 @@
-"""Ranked lists: the first k answers of queries. Indexes make them of one system, and they are merged here.
+"""Ranked lists: the first k answers of queries. Indexes make them of one system; they are merged and measured here.
 
-Shapes: b queries, k answers of a list, C candidates of all queries.
+Shapes: b queries, k answers of a list, C candidates of all queries, T moments, M metrics.
 """
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.core.kernels import kernel
+from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.merges import Merge
-from ray_backfill.engine.systems import IntArray
+from ray_backfill.engine.metrics import (
+    ABSENT,
+    NO_PLACES,
+    Rankings,
+    RightAnswers,
+    measure,
+    metric_codes,
+    parse_metric,
+)
+from ray_backfill.engine.systems import GroundTruth, IntArray
 
 
 class RankedLists(NamedTuple):
@@ -121,3 +131,72 @@ def _is_before(one: RankedLists, i: int, other: RankedLists, j: int, q: int) -> 
 def _copy(lists: RankedLists, i: int, out: RankedLists, place: int, q: int) -> None:
     out.item[q, place], out.distance[q, place] = lists.item[q, i], lists.distance[q, i]
     out.score[q, place], out.is_forward[q, place] = lists.score[q, i], lists.is_forward[q, i]
+
+
+def measure_lists(
+    item: IntArray, truth: GroundTruth, queries: IntArray, metrics: Sequence[str]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return (b, T, M) values of metrics, and (b, T) whether the first item that counts is a right answer.
+
+    Items that a query ignores take no place. Right answers that are not listed count as not found, so lists must be as
+    deep as the metrics' cut-offs, plus the query's ignored items.
+
+    Args:
+        item: (b, k) or (b, T, k) as in ``RankedLists``.
+        truth: Right answers, their grades, and ignored items of all queries.
+        queries: (b,) rows of the queries, each with a right answer.
+        metrics: Names with a cut-off, such as "mAP@100" or "CMC@1".
+    """
+    item_bTk = np.array(item, np.int64).reshape(len(queries), math.prod(item.shape[1:-1]), item.shape[-1])
+    parsed, (b, points, k) = [parse_metric(name) for name in metrics], item_bTk.shape
+    right = RightAnswers.of(truth, queries, with_grades=any(metric.uses_grades for metric in parsed))
+    starts = np.concatenate([[0], np.cumsum(np.minimum(np.diff(right.starts), k))])
+    before = np.full(points * starts[-1], ABSENT)
+    rankings = Rankings(before, starts, np.zeros(len(before), np.int32) if len(right.grades) else NO_PLACES)
+    rank_lists(item_bTk, truth, queries, rankings)
+    values, top1 = np.empty((b, points, len(parsed))), np.empty((b, points), np.bool_)
+    measure(rankings, right, metric_codes(parsed), values, top1)
+    return values, top1
+
+
+def rank_lists(item_bTk: IntArray, truth: GroundTruth, queries: IntArray, rankings: Rankings) -> None:
+    """Write the ranks of the right answers that are listed into the first T points of ``rankings``.
+
+    queries: (b,) rows. rankings: of these; its ``before`` are int64, and what is not listed stays there.
+    """
+    points = len(rankings.before) // max(1, int(rankings.starts[-1]))
+    of_truth = truth.positives, truth.positive_starts, truth.ignored, truth.ignored_starts
+    _rank(item_bTk, queries, *of_truth, points, rankings.starts, rankings.before, rankings.places)
+
+
+@kernel
+def _rank(
+    item_bTk: Array, queries: Array, positives: Array, positive_starts: Array, ignored: Array, ignored_starts: Array,
+    points: int, starts: Array, before: Array, places: Array,
+) -> None:  # fmt: skip
+    for row in range(len(queries)):
+        q, width = queries[row], starts[row + 1] - starts[row]
+        right = positives[positive_starts[q] : positive_starts[q + 1]]
+        left_out = ignored[ignored_starts[q] : ignored_starts[q + 1]]
+        for i in range(item_bTk.shape[1]):
+            at, wrong, found = points * starts[row] + i * width, 0, 0
+            for item in item_bTk[row, i]:
+                if item < 0 or found == width:
+                    break
+                if place_of(left_out, item) >= 0:
+                    continue
+                place = place_of(right, item)
+                if place < 0:
+                    wrong += 1
+                    continue
+                before[at + found] = wrong
+                if len(places) > 0:
+                    places[at + found] = place
+                found += 1
+
+
+@kernel
+def place_of(ascending: Array, value: int) -> Any:
+    """Index of a value; -1 if it is not there."""
+    at = np.searchsorted(ascending, value)
+    return at if at < len(ascending) and ascending[at] == value else -1

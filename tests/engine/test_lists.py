@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_backfill.engine.lists import RankedLists, best_first, joined, merge_lists, merge_sides
+from ray_backfill.engine.lists import RankedLists, best_first, joined, measure_lists, merge_lists, merge_sides
 from ray_backfill.engine.merges import RAW, Merge, ScoreMap
+from ray_backfill.engine.systems import GroundTruth
 from tests import reference
 from tests.reference import Answer
 
@@ -99,3 +100,30 @@ def test_what_two_systems_find_is_merged_by_score_then_distance_then_item(merge:
         np.testing.assert_array_equal(mine[there], right[there])
     np.testing.assert_array_equal(found.item, expected.item)
     np.testing.assert_array_equal(found.score, expected.score)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("is_graded", [False, True])
+def test_metrics_of_lists_are_those_of_a_walk_down_each(seed: int, is_graded: bool) -> None:
+    """Lists of several moments, some shorter than others, of some of the queries in any order."""
+    rng = np.random.default_rng(seed)
+    metrics = ("mAP@5", "CMC@1", "recall@3", "MRR@4", "nDCG@5")
+    kind = rng.permuted(np.repeat([[0] * 13 + [1] * 5 + [2] * 4], 6, axis=0), axis=1)  # wrong, right, ignored
+    gains = np.where(kind == 1, rng.integers(1, 4, kind.shape) if is_graded else 1, 0).astype(np.float64)
+    positives, ignored = ([np.flatnonzero(row == which) for row in kind] for which in (1, 2))
+    grades = [row[right] for row, right in zip(gains, positives, strict=True)] if is_graded else None
+    truth = GroundTruth.from_positives(positives, ignored, n_gallery=22, grades=grades)
+    queries = rng.permutation(6)[:4]
+    item = np.stack([[rng.permutation(22)[:9] for _ in range(3)] for _ in queries])
+    item = np.where(np.arange(9) < rng.integers(0, 10, (4, 3, 1)), item, -1)
+    values, first_is_right = measure_lists(item, truth, queries, metrics)
+    for row, q in enumerate(queries):
+        for i in range(3):
+            listed = [g for g in item[row, i].tolist() if g >= 0 and kind[q, g] != 2]
+            missed = [float(gains[q, g]) for g in positives[q] if g not in listed]
+            for m, metric in enumerate(metrics):
+                expected = reference.score([float(gains[q, g]) for g in listed], metric, missed)
+                assert values[row, i, m] == pytest.approx(expected, abs=1e-12), metric
+            assert first_is_right[row, i] == (bool(listed) and kind[q, listed[0]] == 1)
+    one_moment, _ = measure_lists(item[:, 1], truth, queries, metrics)
+    np.testing.assert_array_equal(one_moment[:, 0], values[:, 1])

@@ -11,7 +11,7 @@ Shapes: b queries, n items of a tile, C capacity for candidates, P right answers
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.distances.form import Products
+from ray_backfill.engine.lists import place_of
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings
 from ray_backfill.engine.replay.block import Block
@@ -411,9 +412,9 @@ def _sort_candidates(
         right = positives[positive_starts[q] : positive_starts[q + 1]]
         left_out = ignored[ignored_starts[q] : ignored_starts[q + 1]]
         for c in unsorted[np.argsort(keys[unsorted])]:
-            if _place(left_out, item_of(keys[c])) < 0:
+            if place_of(left_out, item_of(keys[c])) < 0:
                 own[at] = c
-                places_of[at] = _place(right, item_of(keys[c]))
+                places_of[at] = place_of(right, item_of(keys[c]))
                 at += 1
     starts[n_queries] = at
 
@@ -445,10 +446,3 @@ def _rank(
                         found += 1
                     if wrong + found == k:
                         break
-
-
-@kernel
-def _place(ascending: Array, value: int) -> Any:
-    """Index of a value; -1 if it is not there."""
-    at = np.searchsorted(ascending, value)
-    return at if at < len(ascending) and ascending[at] == value else -1
