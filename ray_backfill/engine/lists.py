@@ -27,6 +27,8 @@ from ray_backfill.engine.systems import GroundTruth, IntArray
 class RankedLists(NamedTuple):
     """The first k answers of queries, sorted by (score, distance, item) like the ranking of the replay.
 
+    Shapes are those of one moment; lists of several moments are (b, T, k).
+
     item: (b, k) int64 gallery positions; -1 behind the last answer. distance: (b, k) float32 in the system that serves
     the item, there inf. score: (b, k) float64 sort key, there inf; the distance itself unless a merge maps it.
     is_forward: (b, k) whether the forward system serves the item; False of an index, which knows no side.
@@ -42,6 +44,10 @@ class RankedLists(NamedTuple):
         """Lists without answers."""
         item, score = np.full(shape, -1, np.int64), np.full(shape, np.inf)
         return cls(item, score.astype(np.float32), score, np.zeros(shape, np.bool_))
+
+    def at(self, index: Any) -> "RankedLists":
+        """Some of the lists, by a numpy index of the axes before the last."""
+        return RankedLists(*(values[index] for values in self))
 
     @property
     def are_distinct(self) -> bool:

@@ -35,6 +35,7 @@ from ray_backfill.engine.replay.counting import counted_rankings
 from ray_backfill.engine.replay.curve import Curve
 from ray_backfill.engine.replay.filtered import Replay, replay_parts
 from ray_backfill.engine.replay.fused import fused_rankings
+from ray_backfill.engine.replay.keys import KeyArray
 from ray_backfill.engine.replay.nearest import nearest_rankings
 from ray_backfill.engine.replay.prepare import (
     Pair,
@@ -218,7 +219,6 @@ def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, thr
     measured = [
         (np.empty((*shape, len(codes.cuts))), np.empty(shape, np.bool_), np.zeros(shape, np.int64)) for shape in shapes
     ]
-    blocks = split_queries(prepared, truth, threads)
     rank = _rank_all if prepared.nearest is None else _rank_nearest
 
     def measure_block(rows: IntArray) -> None:
@@ -237,9 +237,16 @@ def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, thr
                 measure(rankings, right, codes, own_values, own_top1)
                 values[o, rows], top1[o, rows] = own_values, own_top1
 
-    # One thread per block, each with its own matrix products: BLAS threads would only wait for each other.
+    in_threads(measure_block, split_queries(prepared, truth, threads), shards, threads)
+    weights = None if truth.weights is None else truth.weights[prepared.scored]
+    return [_curves(prepared, pair, each, weights) for pair, each in zip(prepared.pairs, measured, strict=True)]
+
+
+def in_threads(work: Callable[[IntArray], None], blocks: Sequence[IntArray], shards: Shards, threads: int) -> None:
+    """Do the work of each block of queries in a thread, each with its own matrix products: BLAS threads would only
+    wait for each other."""
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
-        tasks = [pool.submit(measure_block, rows) for rows in blocks]
+        tasks = [pool.submit(work, rows) for rows in blocks]
         try:
             for task in as_completed(tasks):
                 task.result()
@@ -247,8 +254,6 @@ def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, thr
             shards.cancel()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    weights = None if truth.weights is None else truth.weights[prepared.scored]
-    return [_curves(prepared, pair, each, weights) for pair, each in zip(prepared.pairs, measured, strict=True)]
 
 
 # For each pair, the rankings of each order.
@@ -276,16 +281,21 @@ def _rank_nearest(prepared: Prepared, block: Block, shards: Shards, with_places:
     assert prepared.nearest is not None
     found = candidates(shards, block, prepared.nearest)
     for pair in prepared.pairs:
-        forward = found[pair.forward_scan]
-        both = [forward] if pair.hides_backward else [forward, found[pair.backward_scan]]
-        of_query, keys = (np.concatenate(part) for part in zip(*both, strict=True))
-        is_forward = np.arange(len(keys)) < len(forward[1])
+        of_query, keys, is_forward = candidates_of(pair, found)
         if pair.merge.is_mapped:
             keys = merged_keys(keys, is_forward, pair.merge)
         yield nearest_rankings(
             of_query, keys, is_forward, block, prepared.segments_of[pair.rows], prepared.nearest, prepared.points,
             with_places,
         )  # fmt: skip
+
+
+def candidates_of(pair: Pair, found: Sequence[Found]) -> tuple[IntArray, KeyArray, NDArray[np.bool_]]:
+    """Return (query, key, whether it is forward's) of all candidates of a pair. found: of each scan."""
+    forward = found[pair.forward_scan]
+    both = [forward] if pair.hides_backward else [forward, found[pair.backward_scan]]
+    of_query, keys = (np.concatenate(part) for part in zip(*both, strict=True))
+    return of_query, keys, np.arange(len(keys)) < len(forward[1])
 
 
 def candidates(shards: Shards, block: Block, k: int) -> list[Found]:

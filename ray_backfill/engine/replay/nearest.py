@@ -19,11 +19,19 @@ from numpy.typing import NDArray
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.distances.form import Products
-from ray_backfill.engine.lists import place_of
+from ray_backfill.engine.lists import RankedLists, place_of
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings
-from ray_backfill.engine.replay.block import Block
-from ray_backfill.engine.replay.keys import KeyArray, distance_of, item_of, key_of, positions_of, sort_keys
+from ray_backfill.engine.replay.block import Block, merged_keys
+from ray_backfill.engine.replay.keys import (
+    KeyArray,
+    distance_of,
+    distances_of,
+    item_of,
+    key_of,
+    positions_of,
+    sort_keys,
+)
 from ray_backfill.engine.systems import IntArray
 
 _INFINITY = np.float32(np.inf)
@@ -371,6 +379,41 @@ def nearest_rankings(
         places = np.zeros(len(before), np.int32) if with_places else NO_PLACES
         _rank(own, starts, places_of, keys, is_forward, segments, k, points, width_starts, before, places)
         yield Rankings(before, width_starts, places)
+
+
+def nearest_lists(
+    rows: IntArray, keys: KeyArray, is_forward: NDArray[np.bool_], block: Block, segments_ON: NDArray[np.uint16],
+    k: int, points: int, merge: Merge,
+) -> Iterator[RankedLists]:  # fmt: skip
+    """Return the first k items at each point, (b, T, k), in each order. The arguments: as of ``nearest_rankings``.
+
+    keys: as found, whatever the merge.
+    """
+    sorting = merged_keys(keys, is_forward, merge) if merge.is_mapped else keys
+    own, starts, _ = sort_candidates(rows, sorting, block)
+    distance = distances_of(keys)
+    # Behind all candidates stands what fills up a list.
+    of_candidates = (positions_of(keys), distance, merge.scores(distance, is_forward), is_forward)
+    filled = [np.append(values, [end]) for values, end in zip(of_candidates, (-1, np.inf, np.inf, False), strict=True)]
+    for segments in segments_ON:
+        at = np.full((len(block), points, k), -1)
+        _list(own, starts, of_candidates[0], is_forward, segments, at)
+        yield RankedLists(*(values[at] for values in filled))
+
+
+@kernel
+def _list(own: Array, starts: Array, item: Array, is_forward: Array, segments: Array, at: Array) -> None:
+    """Write the candidates that stand first at each point. own: of each query, the closest first."""
+    points, k = at.shape[1:]
+    for q in range(len(starts) - 1):
+        listed = np.zeros(points, np.int64)
+        for c in own[starts[q] : starts[q + 1]]:
+            after = np.int64(segments[item[c]]) + 1
+            begin, end = (after, points) if is_forward[c] else (0, after)
+            for i in range(begin, end):
+                if listed[i] < k:
+                    at[q, i, listed[i]] = c
+                    listed[i] += 1
 
 
 def sort_candidates(rows: IntArray, keys: KeyArray, block: Block) -> tuple[IntArray, IntArray, NDArray[np.int32]]:
