@@ -14,16 +14,9 @@ import numpy as np
 
 from ray_backfill.engine.lists import RankedLists
 from ray_backfill.engine.replay.block import Block
-from ray_backfill.engine.replay.engine import (
-    candidates,
-    candidates_of,
-    comparisons_bar,
-    default_threads,
-    full_float32,
-    in_threads,
-    split_gallery,
-)
+from ray_backfill.engine.replay.engine import comparisons_bar, default_threads, full_float32, split_gallery
 from ray_backfill.engine.replay.filtered import each_part
+from ray_backfill.engine.replay.measure import candidates, candidates_of, in_threads
 from ray_backfill.engine.replay.nearest import nearest_lists
 from ray_backfill.engine.replay.prepare import Prepared, Served, count_parts, prepare_replay, split_queries
 from ray_backfill.engine.replay.shard import LocalShards, Shards, make_forms
