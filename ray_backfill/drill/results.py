@@ -43,8 +43,6 @@ from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, 
 from ray_backfill.learn.methods import Embeddings
 from ray_backfill.learn.sides import Sides, new_models, old_models
 
-# Queries per batch of the exact search.
-_BATCH = 256
 # Fewer requests have no p99: it would be the slowest of them.
 _ENOUGH = 100
 
@@ -194,13 +192,8 @@ def exact_answers(sides: Sides, pair: UpgradePair, state: NDArray[np.uint8], k: 
         return partition.with_rows(system.gallery[positions], positions)
 
     backward, forward = prepared.backward, prepared.forward
-    old, new = filled(backward, OLD), filled(forward, NEW)
-    found = []
-    for first in range(0, pair.n_queries, _BATCH):
-        some = slice(first, first + _BATCH)
-        both = old.search(backward.query[some], k), new.search(forward.query[some], k)
-        found.append(merge_sides(*both, sides.merge, k).item)
-    return np.concatenate(found)
+    old, new = filled(backward, OLD).search(backward.query, k), filled(forward, NEW).search(forward.query, k)
+    return merge_sides(old, new, sides.merge, k).item
 
 
 def recall(live_Qk: IntArray, exact_Qk: IntArray, state: NDArray[np.uint8], side: int) -> float:
@@ -208,12 +201,10 @@ def recall(live_Qk: IntArray, exact_Qk: IntArray, state: NDArray[np.uint8], side
 
     Pooled over all queries; NaN if the exact answers contain no such item.
     """
-    wanted = found = 0
-    for live, exact in zip(live_Qk, exact_Qk, strict=True):
-        of_side = exact[(exact >= 0) & (state[exact] == side)]
-        wanted += len(of_side)
-        found += int(np.isin(of_side, live).sum())
-    return found / wanted if wanted else float("nan")
+    number = len(state) * np.arange(len(exact_Qk))[:, None]  # with an item: of a query's answer
+    wanted = (number + exact_Qk)[(exact_Qk >= 0) & (state[exact_Qk] == side)]
+    found = np.isin(wanted, (number + live_Qk)[live_Qk >= 0])
+    return int(found.sum()) / len(wanted) if len(wanted) else math.nan
 
 
 class Segment(NamedTuple):

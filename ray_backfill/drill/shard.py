@@ -4,8 +4,7 @@ Searches read an immutable ``View``. An operation replaces it with a new one, so
 partition, either before or after it moves, and never waits for a writer. Answers of partitions and of shards are merged
 into one by the same rule.
 
-Shapes: b queries, k items per answer, n items of an operation that belong to the shard; short answers are padded with
-position -1 and an infinite score.
+Shapes: b queries, k items per answer, n items of an operation that belong to the shard.
 """
 
 from collections.abc import Callable, Sequence

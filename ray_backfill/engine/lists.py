@@ -12,15 +12,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.merges import Merge
-from ray_backfill.engine.metrics import (
-    ABSENT,
-    NO_PLACES,
-    Rankings,
-    RightAnswers,
-    measure,
-    metric_codes,
-    parse_metric,
-)
+from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings, RightAnswers, measure, metric_codes, parse_metric
 from ray_backfill.engine.systems import GroundTruth, IntArray
 
 
@@ -76,16 +68,14 @@ def joined(lists: Sequence[RankedLists]) -> RankedLists:
 
 def merge_sides(backward: RankedLists, forward: RankedLists, merge: Merge, k: int) -> RankedLists:
     """Merge what the backward and the forward system find among the items that each serves into the k best."""
-    return merge_lists([_of_side(backward, merge, False), _of_side(forward, merge, True)], k)
-
-
-def _of_side(lists: RankedLists, merge: Merge, is_forward: bool) -> RankedLists:
-    flags = np.full(lists.item.shape, is_forward)
-    if not merge.is_mapped:
-        return lists._replace(is_forward=flags)
-    score = merge.scores(lists.distance.ravel(), flags.ravel()).reshape(flags.shape)
-    score[lists.item < 0] = np.inf
-    return lists._replace(score=score, is_forward=flags)
+    sides = []
+    for lists, is_forward in ((backward, False), (forward, True)):
+        score, flags = lists.score, np.full(lists.item.shape, is_forward)
+        if merge.is_mapped:
+            score = merge.scores(lists.distance.ravel(), flags.ravel()).reshape(flags.shape)
+            score[lists.item < 0] = np.inf
+        sides.append(lists._replace(score=score, is_forward=flags))
+    return merge_lists(sides, k)
 
 
 def merge_lists(lists: Sequence[RankedLists], k: int) -> RankedLists:

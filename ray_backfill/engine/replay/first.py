@@ -6,7 +6,6 @@ A replay counts; it does not say which items stand first. This does, for the que
 Shapes: K queries, T points, k items of a list.
 """
 
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -49,7 +48,7 @@ def find_first(
         Order -> (K, T, k) lists, in the order of ``queries``.
     """
     if truth.filter is not None:
-        lists = _nothing(served.orders, len(queries), points, k)
+        lists = {order: RankedLists.nothing(len(queries), points, k) for order in served.orders}
         for part in each_part(truth, truth.filter, systems, [served], points):
             at = np.flatnonzero(np.isin(queries, part.queries))
             if len(at):
@@ -81,7 +80,7 @@ def first_lists(prepared: Prepared, truth: GroundTruth, shards: Shards, threads:
     """Find the lists of each order of the one pair of ``prepared``; each thread asks for a block of queries."""
     (pair,), k = prepared.pairs, prepared.nearest
     assert k is not None
-    lists = _nothing(pair.orders, len(prepared.scored), prepared.points, k)
+    lists = {order: RankedLists.nothing(len(prepared.scored), prepared.points, k) for order in pair.orders}
 
     def find_block(rows: IntArray) -> None:
         block = Block.of(truth, prepared.scored[rows])
@@ -93,10 +92,6 @@ def first_lists(prepared: Prepared, truth: GroundTruth, shards: Shards, threads:
 
     in_threads(find_block, split_queries(prepared, truth, threads), shards, threads)
     return lists
-
-
-def _nothing(orders: Iterable[str], *shape: int) -> dict[str, RankedLists]:
-    return {order: RankedLists.nothing(*shape) for order in orders}
 
 
 def _put(lists: RankedLists, rows: IntArray, own: RankedLists) -> None:

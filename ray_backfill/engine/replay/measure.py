@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ray_backfill.engine.metrics import Rankings, RightAnswers, measure, metric_codes
-from ray_backfill.engine.replay.block import Block, make_thresholds, merged_keys
+from ray_backfill.engine.replay.block import Block, make_thresholds
 from ray_backfill.engine.replay.counting import counted_rankings
 from ray_backfill.engine.replay.curve import Curve
 from ray_backfill.engine.replay.fused import fused_rankings
@@ -55,12 +55,9 @@ def _rank_nearest(prepared: Prepared, block: Block, shards: Shards, with_places:
     assert prepared.nearest is not None
     found = candidates(shards, block, prepared.nearest)
     for pair in prepared.pairs:
-        of_query, keys, is_forward = candidates_of(pair, found)
-        if pair.merge.is_mapped:
-            keys = merged_keys(keys, is_forward, pair.merge)
         yield nearest_rankings(
-            of_query, keys, is_forward, block, prepared.segments_of[pair.rows], prepared.nearest, prepared.points,
-            with_places,
+            *candidates_of(pair, found), block, prepared.segments_of[pair.rows], prepared.nearest, prepared.points,
+            pair.merge, with_places,
         )  # fmt: skip
 
 
@@ -102,26 +99,16 @@ def measure_pairs(
     in_threads(measure_block, split_queries(prepared, truth, threads), shards, threads)
     weights = None if truth.weights is None else truth.weights[prepared.scored]
     t, names = np.linspace(0.0, 1.0, prepared.points), [metric.name for metric in prepared.metrics]
-    return [
-        {
-            order: Curve(
-                t,
-                {name: values[o, :, :, m] for m, name in enumerate(names)},
-                top1[o],
-                prepared.scored,
-                prepared.n_skipped,
-                is_step=pair.switch == "at_end",
-                weights=weights,
-            )
-            for o, order in enumerate(pair.orders)
-        }
-        for pair, (values, top1) in zip(prepared.pairs, measured, strict=True)
-    ]
+    curves = []
+    for pair, (values, top1) in zip(prepared.pairs, measured, strict=True):
+        per_query = [{name: values[o, :, :, m] for m, name in enumerate(names)} for o in range(len(pair.orders))]
+        same = prepared.scored, prepared.n_skipped, pair.switch == "at_end", weights
+        curves.append({order: Curve(t, per_query[o], top1[o], *same) for o, order in enumerate(pair.orders)})
+    return curves
 
 
 def in_threads(work: Callable[[IntArray], None], blocks: Sequence[IntArray], shards: Shards, threads: int) -> None:
-    """Do the work of each block of queries in a thread, each with its own matrix products: BLAS threads would only
-    wait for each other."""
+    """Work on one block per thread, each with its own matrix products: BLAS threads would only wait for each other."""
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
         tasks = [pool.submit(work, rows) for rows in blocks]
         try:

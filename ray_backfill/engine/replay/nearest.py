@@ -365,13 +365,13 @@ def _find_saturating(keys: Array, segment_of_item: Array, needed: int, saturatin
 
 def nearest_rankings(
     rows: IntArray, keys: KeyArray, is_forward: NDArray[np.bool_], block: Block, segments_ON: NDArray[np.uint16],
-    k: int, points: int, with_places: bool,
+    k: int, points: int, merge: Merge, with_places: bool,
 ) -> Iterator[Rankings]:  # fmt: skip
     """Return the first k ranks of each order, from the candidates of all shards and both systems, by exact keys.
 
     rows: the query of each candidate, in any order. k: at most what the candidates were found for.
     """
-    own, starts, places_of = sort_candidates(rows, keys, block)
+    own, starts, places_of = _sorted(rows, keys, is_forward, merge, block)
     widths = np.minimum(np.diff(block.positive_starts), k)
     width_starts = np.concatenate([[0], np.cumsum(widths)])
     for segments in segments_ON:
@@ -385,12 +385,8 @@ def nearest_lists(
     rows: IntArray, keys: KeyArray, is_forward: NDArray[np.bool_], block: Block, segments_ON: NDArray[np.uint16],
     k: int, points: int, merge: Merge,
 ) -> Iterator[RankedLists]:  # fmt: skip
-    """Return the first k items at each point, (b, T, k), in each order. The arguments: as of ``nearest_rankings``.
-
-    keys: as found, whatever the merge.
-    """
-    sorting = merged_keys(keys, is_forward, merge) if merge.is_mapped else keys
-    own, starts, _ = sort_candidates(rows, sorting, block)
+    """Return the (b, T, k) first items at each point, in each order. The arguments: as of ``nearest_rankings``."""
+    own, starts, _ = _sorted(rows, keys, is_forward, merge, block)
     distance = distances_of(keys)
     # Behind all candidates stands what fills up a list.
     of_candidates = (positions_of(keys), distance, merge.scores(distance, is_forward), is_forward)
@@ -416,12 +412,16 @@ def _list(own: Array, starts: Array, item: Array, is_forward: Array, segments: A
                     listed[i] += 1
 
 
-def sort_candidates(rows: IntArray, keys: KeyArray, block: Block) -> tuple[IntArray, IntArray, NDArray[np.int32]]:
-    """Find the candidates of each query that are not ignored, the closest first.
+def _sorted(
+    rows: IntArray, keys: KeyArray, is_forward: NDArray[np.bool_], merge: Merge, block: Block
+) -> tuple[IntArray, IntArray, NDArray[np.int32]]:
+    """Sort the candidates of each query that are not ignored by the order of the merge.
 
     Returns: CSR of indices of candidates; (b + 1,) their starts; aligned with the indices, which of the query's right
     answers it is, or -1.
     """
+    if merge.is_mapped:
+        keys = merged_keys(keys, is_forward, merge)
     own, starts = np.empty(len(rows), np.int64), np.empty(len(block) + 1, np.int64)
     places_of = np.empty(len(rows), np.int32)
     _sort_candidates(
@@ -435,10 +435,6 @@ def _sort_candidates(
     rows: Array, keys: Array, positives: Array, positive_starts: Array, ignored: Array, ignored_starts: Array,
     own: Array, starts: Array, places_of: Array,
 ) -> None:  # fmt: skip
-    """Find the candidates of each query that are not ignored, the closest first.
-
-    own: CSR by ``starts``, indices of candidates. places_of: aligned with ``own``, which right answer it is, or -1.
-    """
     n_queries = len(starts) - 1
     given = np.zeros(n_queries + 1, np.int64)
     for row in rows:

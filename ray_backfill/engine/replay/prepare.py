@@ -182,7 +182,7 @@ def prepare_replay(truth: GroundTruth, served: Sequence[Served], points: int, me
     for each in served:
         for permutation in each.orders.values():
             check_order(permutation, truth.n_gallery)
-    cascades = tuple(_cascade(each, points) for each in served if each.recalls)
+    cascades = tuple(_cascade(each, truth.n_gallery, points) for each in served if each.recalls)
     if cascades:  # until the last point their rankings stay the same, in all orders
         served, points = [replace(each, orders={"": next(iter(each.orders.values()))}) for each in served], 2
     pairs, searched, scans, segments = _share(served, points)
@@ -211,9 +211,9 @@ def prepare_replay(truth: GroundTruth, served: Sequence[Served], points: int, me
     )
 
 
-def _cascade(served: Served, points: int) -> Cascade:
+def _cascade(served: Served, n_gallery: int, points: int) -> Cascade:
     segments = {name: _segments(served, name, points, "progressively") for name in served.orders}
-    return Cascade(served.recalls, points, segments)
+    return Cascade(min(served.recalls, n_gallery), points, segments)
 
 
 def _share(
@@ -336,7 +336,7 @@ def split_queries(prepared: Prepared, truth: GroundTruth, threads: int) -> list[
             bytes_Q += 8 * room(deepest, n_segments, len(scan.rows)) + 4 * len(scan.rows) * n_segments
     if prepared.cascades:
         deepest = max(each.recalls for each in prepared.cascades) + int(np.diff(truth.ignored_starts).max())
-        bytes_Q += 8 * sum(room(deepest, n_segments, len(scan.rows)) for scan in prepared.scans)
+        bytes_Q += 8 * sum(room(deepest, n_segments, len(scan.rows)) for scan in prepared.scans) + 128 * deepest
     # What each query takes of the largest block, by memory or by number, whichever is more.
     most = _BLOCK_QUERIES if prepared.nearest is None else _BLOCK_QUERIES_OF_CANDIDATES
     taken = np.cumsum(np.maximum(bytes_Q / _BLOCK_BYTES, 1 / most))
