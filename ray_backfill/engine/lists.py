@@ -39,7 +39,12 @@ class RankedLists(NamedTuple):
 
     def at(self, index: Any) -> "RankedLists":
         """Some of the lists, by a numpy index of the axes before the last."""
-        return RankedLists(*(values[index] for values in self))
+        return RankedLists(self.item[index], self.distance[index], self.score[index], self.is_forward[index])
+
+    def put(self, index: Any, lists: "RankedLists") -> None:
+        """Overwrite some of the lists."""
+        self.item[index], self.distance[index] = lists.item, lists.distance
+        self.score[index], self.is_forward[index] = lists.score, lists.is_forward
 
     @property
     def are_distinct(self) -> bool:

@@ -164,8 +164,7 @@ class _Search:
         again = np.flatnonzero(is_cut)
         for first in range(0, len(again), _QUERIES_AGAIN):
             some = again[first : first + _QUERIES_AGAIN]
-            for values, own in zip(lists, self._best(some, *self._within(some, limits[some]), k), strict=True):
-                values[some] = own
+            lists.put(some, self._best(some, *self._within(some, limits[some]), k))
         return lists
 
     def _best(self, queries: IntArray, of_query: IntArray, items: IntArray, k: int) -> RankedLists:

@@ -80,6 +80,6 @@ def _stretched(curve: Curve, cascade: Cascade, embedded: NDArray[np.float64]) ->
         curve,
         t=np.linspace(0.0, 1.0, cascade.points),
         per_query={name: np.repeat(values, times, axis=1) for name, values in curve.per_query.items()},
-        top1_correct=np.repeat(curve.top1_correct, times, axis=1),
+        top1_correct=np.repeat(curve.top1_correct.astype(np.bool_, copy=False), times, axis=1),
         embedded=embedded,
     )

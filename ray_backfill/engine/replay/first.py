@@ -56,7 +56,7 @@ def find_first(
                 own = find_first(part.systems, part.served[0], part.truth, rows, points, distance, k, device=device)
                 for order, of_part in own.items():
                     item = np.where(of_part.item >= 0, part.items[of_part.item], -1)
-                    _put(lists[order], at, of_part._replace(item=item))
+                    lists[order].put(at, of_part._replace(item=item))
         return lists
     prepared = prepare_first(served, truth, queries, points, k)
     torch_device = None if device == "cpu" else device
@@ -88,12 +88,7 @@ def first_lists(prepared: Prepared, truth: GroundTruth, shards: Shards, threads:
         segments_ON = prepared.segments_of[pair.rows]
         of_orders = nearest_lists(*found, block, segments_ON, k, prepared.points, pair.merge)
         for order, own in zip(pair.orders, of_orders, strict=True):
-            _put(lists[order], rows, own)
+            lists[order].put(rows, own)
 
     in_threads(find_block, split_queries(prepared, truth, threads), shards, threads)
     return lists
-
-
-def _put(lists: RankedLists, rows: IntArray, own: RankedLists) -> None:
-    for values, of_rows in zip(lists, own, strict=True):
-        values[rows] = of_rows

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.distances.form import Products
-from ray_backfill.engine.lists import RankedLists, place_of
+from ray_backfill.engine.lists import RankedLists, joined, place_of
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings
 from ray_backfill.engine.replay.block import Block, merged_keys
@@ -388,13 +388,12 @@ def nearest_lists(
     """Return the (b, T, k) first items at each point, in each order. The arguments: as of ``nearest_rankings``."""
     own, starts, _ = _sorted(rows, keys, is_forward, merge, block)
     distance = distances_of(keys)
-    # Behind all candidates stands what fills up a list.
-    of_candidates = (positions_of(keys), distance, merge.scores(distance, is_forward), is_forward)
-    filled = [np.append(values, [end]) for values, end in zip(of_candidates, (-1, np.inf, np.inf, False), strict=True)]
+    of_candidates = RankedLists(positions_of(keys), distance, merge.scores(distance, is_forward), is_forward)
+    filled = joined([of_candidates, RankedLists.nothing(1)])  # index -1 fills up a list
     for segments in segments_ON:
         at = np.full((len(block), points, k), -1)
-        _list(own, starts, of_candidates[0], is_forward, segments, at)
-        yield RankedLists(*(values[at] for values in filled))
+        _list(own, starts, of_candidates.item, is_forward, segments, at)
+        yield filled.at(at)
 
 
 @kernel

@@ -42,7 +42,8 @@ def by_definition(
 
 
 def assert_equal(found: RankedLists, expected: RankedLists) -> None:
-    for mine, right in zip(found, expected, strict=True):
+    for name in RankedLists._fields:
+        mine, right = getattr(found, name), getattr(expected, name)
         np.testing.assert_array_equal(mine, right)
         assert mine.dtype == right.dtype
 
