@@ -79,7 +79,7 @@ def merge_sides(backward: RankedLists, forward: RankedLists, merge: Merge, k: in
         if merge.is_mapped:
             score = merge.scores(lists.distance.ravel(), flags.ravel()).reshape(flags.shape)
             score[lists.item < 0] = np.inf
-        sides.append(lists._replace(score=score, is_forward=flags))
+        sides.append(RankedLists(lists.item, lists.distance, score, flags))
     return merge_lists(sides, k)
 
 
@@ -91,7 +91,9 @@ def merge_lists(lists: Sequence[RankedLists], k: int) -> RankedLists:
     merged = lists[0]
     for other in lists[1:]:
         shape = len(merged.item), k
-        out = RankedLists(*(np.empty(shape, values.dtype) for values in merged))
+        out = RankedLists(
+            np.empty(shape, np.int64), np.empty(shape, np.float32), np.empty(shape), np.empty(shape, np.bool_)
+        )
         _merge(_writable(merged), _writable(other), out)
         merged = out
     return merged
