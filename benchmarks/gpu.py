@@ -277,7 +277,7 @@ def faiss() -> None:
                 work: Callable[[], Any] = partial(partition.search, query, 10)
                 found.append((work(), seconds(work, 3)))
             (here, cpu_s), (there, gpu_s) = found
-            same = np.mean([len(np.intersect1d(a, b)) for a, b in zip(here.position, there.position, strict=True)]) / 10
+            same = np.mean([len(np.intersect1d(a, b)) for a, b in zip(here.item, there.item, strict=True)]) / 10
             note(kind=kind, distance=distance, same_first_10=float(same), cpu_by_gpu=cpu_s / gpu_s)
             assert same > 0.99, "the GPU index finds other items"
     _beside_merges(vectors, query)

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from benchmarks.galleries import Case, backfill, header, new_shard, of_length_one, random_plan, row
 from ray_backfill.drill.plan import NEW, OLD, DrillPlan
 from ray_backfill.drill.results import depth, exact_answers, exact_quality, live_quality, recall
-from ray_backfill.drill.shard import Answer, View, merge_partitions
+from ray_backfill.drill.shard import View
 from ray_backfill.engine.distances import ProductForm
-from ray_backfill.engine.index import Found, IndexSettings, Partition
+from ray_backfill.engine.index import IndexSettings, Partition
 from ray_backfill.engine.index.exact import ExactPartition
+from ray_backfill.engine.lists import RankedLists, best_first, merge_sides
 from ray_backfill.engine.merges import RAW, Merge, all_merges, fit_merge
 from ray_backfill.engine.merges.score_map import ScoreMap
 from ray_backfill.engine.systems import IntArray, RetrievalSystem, UpgradePair
@@ -113,22 +114,22 @@ def measure(
         found = search(case, shard.view, k)
         at = checkpoint.moment
         curves.t.append(checkpoint.t)
-        raw = merge_partitions(*found, RAW, k)
+        raw = merge_sides(*found, RAW, k)
         for side in (OLD, NEW):
-            curves.recall[side].append(recall(raw.position, exact.best[at], state, side))
+            curves.recall[side].append(recall(raw.item, exact.best[at], state, side))
             curves.bias[side].append(_bias(case.pair, case.distance, raw, side))
-        curves.share_new.append((_share_new(raw.position, state), _share_new(exact.best[at], state)))
+        curves.share_new.append((_share_new(raw.item, state), _share_new(exact.best[at], state)))
         for merge_name, merge in all_merges.items():
-            position = merge_partitions(*found, merge, k).position
+            position = merge_sides(*found, merge, k).item
             curves.add(curves.quality, merge_name, live_quality(position, case.truth, METRICS))
-        reranked = merge_partitions(*_with_exact_distances(case.pair, case.distance, found), RAW, k).position
+        reranked = merge_sides(*_with_exact_distances(case.pair, case.distance, found), RAW, k).item
         curves.add(curves.quality, RERANKED, live_quality(reranked, case.truth, METRICS))
         for merge_name, quality in exact.quality[at].items():
             curves.add(curves.exact, merge_name, quality)
     return curves
 
 
-def search(case: Case, view: View, k: int) -> tuple[Found, Found]:
+def search(case: Case, view: View, k: int) -> tuple[RankedLists, RankedLists]:
     """The results of both partitions, searched like in a shard."""
     total, pair = view.old.n + view.new.n, case.pair
     return (
@@ -182,24 +183,23 @@ def _exact_distances(system: RetrievalSystem, distance: str, position_Qk: IntArr
     return out
 
 
-def _with_exact_distances(pair: UpgradePair, distance: str, found: tuple[Found, Found]) -> tuple[Found, Found]:
-    old, new = (
-        _sorted(Found(_exact_distances(system, distance, of_side.position), of_side.position))
-        for system, of_side in zip((pair.backward, pair.forward), found, strict=True)
-    )
-    return old, new
+def _with_exact_distances(
+    pair: UpgradePair, distance: str, found: tuple[RankedLists, RankedLists]
+) -> tuple[RankedLists, RankedLists]:
+    """The lists sorted by exact distances, which they then have."""
+
+    def of_system(system: RetrievalSystem, lists: RankedLists) -> RankedLists:
+        there = lists.item >= 0
+        exact = _exact_distances(system, distance, lists.item)[there]
+        return best_first(np.nonzero(there)[0], exact, lists.item[there], *there.shape)
+
+    return of_system(pair.backward, found[0]), of_system(pair.forward, found[1])
 
 
-def _sorted(found: Found) -> Found:
-    """The results sorted by distance, ties by position, padding last."""
-    order = np.lexsort((found.position, found.distance))
-    return Found(np.take_along_axis(found.distance, order, axis=1), np.take_along_axis(found.position, order, axis=1))
-
-
-def _bias(pair: UpgradePair, distance: str, answer: Answer, side: int) -> float:
+def _bias(pair: UpgradePair, distance: str, answer: RankedLists, side: int) -> float:
     """Mean of index minus exact distance over the answered items of a side; NaN if there are none."""
-    is_of_side = (answer.position >= 0) & (answer.is_new == (side == NEW))
-    position = np.where(is_of_side, answer.position, -1)
+    is_of_side = (answer.item >= 0) & (answer.is_forward == (side == NEW))
+    position = np.where(is_of_side, answer.item, -1)
     exact = _exact_distances(pair.forward if side == NEW else pair.backward, distance, position)
     difference = answer.distance[is_of_side].astype(np.float64) - exact[is_of_side]
     return float(difference.mean()) if len(difference) else float("nan")

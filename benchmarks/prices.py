@@ -47,9 +47,9 @@ class Served:
     @property
     def searches(self) -> tuple[Search, Search, Search]:
         return (
-            lambda backward, forward, k: self.one.search(forward, k).position,
-            lambda backward, forward, k: self.half.search(backward, forward, k).best.position,
-            lambda backward, forward, k: self.before.search(backward, forward, k).best.position,
+            lambda backward, forward, k: self.one.search(forward, k).item,
+            lambda backward, forward, k: self.half.search(backward, forward, k).best.item,
+            lambda backward, forward, k: self.before.search(backward, forward, k).best.item,
         )
 
 
@@ -233,7 +233,7 @@ def _why(case: Case, served: Served, k: int, batch: int) -> tuple[str, ...]:
 def _bare(partition: Partition, query: FloatArray, k: int, share: float) -> IntArray:
     """Search only the index of a compacted partition, without our work before and after."""
     if isinstance(partition, ExactPartition):
-        return partition.search(query, k).position
+        return partition.search(query, k).item
     inside: Any = partition
     found: IntArray = _search(inside._main.index)(query, k, params=inside.kind.parameters(None, k, share))[1]
     return found
@@ -249,7 +249,7 @@ def _quality(case: Case, plan: DrillPlan, served: list[Served]) -> None:
     every = make_partition(IndexSettings(), case.distance, pair.forward.gallery.shape[1], None)
     every = every.with_rows(pair.forward.gallery, np.arange(pair.n_gallery))
     most = max(K)
-    truth_of_one = every.search(pair.forward.query, most).position
+    truth_of_one = every.search(pair.forward.query, most).item
     truths = {
         applied: exact_answers(case.sides, pair, plan.state(applied, none), most)
         for applied in {shard.view.applied for s in served for shard in (s.half, s.before)}
@@ -277,7 +277,7 @@ def flat(case: Case, n_threads: list[int], scale: float) -> None:
     for kind in ("exact", "Flat"):
         empty = make_partition(IndexSettings(kind), case.distance, forward.shape[1], None)
         partition = empty.with_rows(forward, np.arange(len(forward)))
-        searches.append(lambda backward, forward, k, p=partition: p.search(forward, k).position)  # type: ignore[misc]
+        searches.append(lambda backward, forward, k, p=partition: p.search(forward, k).item)  # type: ignore[misc]
     header("k", "batch", "threads", "Flat, q/s", "exact, q/s", "exact / Flat (quartiles)")
     for number in n_threads:
         with threads(number):

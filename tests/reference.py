@@ -56,6 +56,15 @@ def curves(
     return values, embedded
 
 
+# One answer of a list: score, distance, item, and whether the forward system serves it.
+Answer = tuple[float, float, int, bool]
+
+
+def merged(lists: Sequence[Sequence[Answer]], k: int) -> list[Answer]:
+    """The first k of the answers in several lists of one query, by a sort of all."""
+    return sorted(answer for answers in lists for answer in answers)[:k]
+
+
 def mean_score(rankings: Sequence[Sequence[float]], weights: NDArray[np.float64], metric: str) -> float:
     """The weighted mean over the queries that have a right answer. rankings: gains, from the first item to the last."""
     scored = [q for q, gains in enumerate(rankings) if any(gains)]

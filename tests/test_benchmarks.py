@@ -17,9 +17,9 @@ from ray_backfill.data.write import write_folder, write_parquet
 from ray_backfill.drill.journal import Applied, CheckpointMeasured, Journal, Started
 from ray_backfill.drill.plan import NEW, OLD
 from ray_backfill.drill.settings import ThrottleSettings
-from ray_backfill.drill.shard import merge_partitions
 from ray_backfill.drill.tables import EventRow
 from ray_backfill.engine.index import IndexSettings, make_partition
+from ray_backfill.engine.lists import merge_sides
 from ray_backfill.engine.merges import RAW
 from ray_backfill.learn.training.settings import FitSettings
 from tests.test_structure import ROOT
@@ -116,8 +116,8 @@ def test_answers_of_the_honesty_benchmark_are_those_of_a_shard(case: Case) -> No
     for _ in backfill(case, shard, plan.checkpoints[1].applied):
         pass
     served = shard.search(case.pair.backward.query, case.pair.forward.query, 50).best
-    mine = merge_partitions(*honesty.search(case, shard.view, 50), RAW, 50)
-    for name in ("position", "distance", "score", "is_new"):
+    mine = merge_sides(*honesty.search(case, shard.view, 50), RAW, 50)
+    for name in ("item", "distance", "score", "is_forward"):
         np.testing.assert_array_equal(getattr(mine, name), getattr(served, name))
 
 
@@ -128,11 +128,11 @@ def test_items_found_are_ranked_again_by_their_exact_distances(case: Case) -> No
         pass
     found = honesty.search(case, shard.view, 50)
     sides = honesty._with_exact_distances(case.pair, case.distance, found)
-    answer = merge_partitions(*sides, RAW, 50)
+    answer = merge_sides(*sides, RAW, 50)
     assert (np.diff(answer.distance, axis=1) >= 0).all(), "each side closest first, and so both together"
     for before, after in zip(found, sides, strict=True):
-        assert not np.array_equal(before.position, after.position), "codes had them in another order"
-        np.testing.assert_array_equal(np.sort(before.position), np.sort(after.position))
+        assert not np.array_equal(before.item, after.item), "codes had them in another order"
+        np.testing.assert_array_equal(np.sort(before.item), np.sort(after.item))
 
 
 def test_merges_of_an_index_are_fitted_on_its_own_distances(case: Case) -> None:
@@ -149,7 +149,7 @@ def test_merges_of_an_index_are_fitted_on_its_own_distances(case: Case) -> None:
     remembered = honesty._as_indexed(system, empty[1], "cosine")
     found = empty[1].with_rows(system.gallery, np.arange(400)).compacted().search(system.query, 400)
     of_codes = np.clip(1 - remembered.query @ remembered.gallery.T, 0, 2)
-    np.testing.assert_allclose(found.distance, np.take_along_axis(of_codes, found.position, 1), atol=1e-5)
+    np.testing.assert_allclose(found.distance, np.take_along_axis(of_codes, found.item, 1), atol=1e-5)
     assert np.abs(of_codes - (1 - remembered.query @ of_length_one(system, "cosine").gallery.T)).max() > 1e-3
 
 

@@ -274,6 +274,6 @@ def _results(
             k = min(SEEN, len(items))
             for first in range(0, len(asked), _QUERIES):
                 some = asked[first : first + _QUERIES]
-                seen[some, :k] = items[partition.search(queries[some], k).position]
+                seen[some, :k] = items[partition.search(queries[some], k).item]
                 bar.advance(len(some))
     return seen

@@ -24,11 +24,12 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.kernels import compilation
 from ray_backfill.core.progress import State, Task, task
 from ray_backfill.data.folder import EmbeddingFolder, StoredSplit
-from ray_backfill.engine.replay import Curve, FirstItems
+from ray_backfill.engine.lists import RankedLists
+from ray_backfill.engine.replay import Curve
 from ray_backfill.engine.replay.before import Others
 from ray_backfill.engine.replay.block import Block, Thresholds
 from ray_backfill.engine.replay.engine import comparisons_bar, full_float32, measure_prepared
-from ray_backfill.engine.replay.first import first_items, prepare_first
+from ray_backfill.engine.replay.first import first_lists, prepare_first
 from ray_backfill.engine.replay.keys import KeyArray
 from ray_backfill.engine.replay.prepare import Prepared, Served, prepare_replay
 from ray_backfill.engine.replay.shard import Found, GalleryShard, make_forms
@@ -135,12 +136,12 @@ class RemoteShards:
         with self._serving(prepared):
             return measure_prepared(prepared, truth, self, _BLOCKS)
 
-    def find(self, served: Served, queries: IntArray) -> Mapping[str, FirstItems]:
-        """Find the first items of some queries of a pair of the systems that were made last."""
+    def find(self, served: Served, queries: IntArray) -> Mapping[str, RankedLists]:
+        """Find the first item of some queries of a pair of the systems that were made last."""
         truth = self.comparison.truth
         prepared = prepare_first(served, truth, queries, self.comparison.evaluation.moments)
         with self._serving(prepared):
-            return first_items(prepared, truth, self, _BLOCKS)
+            return first_lists(prepared, truth, self, _BLOCKS)
 
     @contextmanager
     def _serving(self, prepared: Prepared) -> Iterator[None]:

@@ -27,16 +27,17 @@ from ray_backfill.compare.resolve import Comparison, System
 from ray_backfill.compare.tables import NEW, NEW_EMBEDDINGS, OLD
 from ray_backfill.core.progress import step, task, track
 from ray_backfill.engine import statistics as stats
+from ray_backfill.engine.lists import RankedLists, measure_lists
 from ray_backfill.engine.merges import RAW
 from ray_backfill.engine.metrics import parse_metric
 from ray_backfill.engine.orders import make_order
-from ray_backfill.engine.replay import NOTHING, Curve, FirstItems, Served, find_first, replay_pairs
-from ray_backfill.engine.systems import IntArray, RetrievalSystem, Switch, UpgradePair
+from ray_backfill.engine.replay import Curve, Served, find_first, replay_pairs
+from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, Switch, UpgradePair
 from ray_backfill.learn.methods import Method
 
 FoundT = TypeVar("FoundT")
-# Finds the first items of some queries (rows of the table of queries) in all orders of a pair; see ``find_first``.
-FindFirst = Callable[[Served, IntArray], Mapping[str, FirstItems]]
+# Finds the first item of some queries (rows of the table of queries) in all orders of a pair; see ``find_first``.
+FindFirst = Callable[[Served, IntArray], Mapping[str, RankedLists]]
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,15 @@ class Flips:
     """K changes of a query's first result between right and wrong, by query, then moment.
 
     query: (K,) index into the scored queries. moment: (K,) index of the first replayed moment after the change.
-    is_lost: (K,) whether a right result became wrong. after, before: (K,) uint32 gallery position of the first item at
-    this moment and at the one before; ``NOTHING`` where no item can be found. after_forward, before_forward: (K,)
-    whether the forward system serves it.
+    is_lost: (K,) whether a right result became wrong. after, before: (K, 1) the first item at this moment and at the
+    one before; none where no item can be found.
     """
 
     query: IntArray
     moment: IntArray
     is_lost: NDArray[np.bool_]
-    after: NDArray[np.uint32]
-    before: NDArray[np.uint32]
-    after_forward: NDArray[np.bool_]
-    before_forward: NDArray[np.bool_]
+    after: RankedLists
+    before: RankedLists
 
 
 @dataclass(frozen=True)
@@ -205,8 +203,9 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
 
 
 def find_flips(
-    top1_correct: Mapping[str, NDArray[np.bool_]], scored: IntArray, served: Served, find: FindFirst
-) -> dict[str, Flips]:
+    top1_correct: Mapping[str, NDArray[np.bool_]], scored: IntArray, truth: GroundTruth, served: Served,
+    find: FindFirst,
+) -> dict[str, Flips]:  # fmt: skip
     """Find the changes of each order and what stands first before and after them.
 
     Cost: one search, shared by all orders, for the queries that change in any of them.
@@ -214,6 +213,7 @@ def find_flips(
     Args:
         top1_correct: Order -> (Q, J) whether the first result is right, from the replay of this pair.
         scored: (Q,) rows of the queries.
+        truth: Right answers of all queries.
         served: The pair in these orders, with the merge of the replay.
         find: Searches the pair.
 
@@ -225,28 +225,26 @@ def find_flips(
     if not len(changing):
         return {order: changes(right) for order, right in top1_correct.items()}
     found = find(served, scored[changing])
-    return {order: _flips(right[changing], found[order], changing, order) for order, right in top1_correct.items()}
-
-
-def _flips(right: NDArray[np.bool_], first: FirstItems, changing: IntArray, order: str) -> Flips:
-    """The changes of the queries ``changing``, whose first results are ``right``."""
-    if not np.array_equal(right, first.is_right):
-        apart = int((right != first.is_right).any(axis=1).sum())
-        raise RuntimeError(
-            f"the search for first results contradicts the replay for {apart} of {len(right)} queries in the order "
-            f"{order!r}; this is an error of ray_backfill, please report it"
-        )
-    found = changes(right)
-    at, then = (found.query, found.moment), (found.query, found.moment - 1)
-    items = (first.item[at], first.item[then], first.is_forward[at], first.is_forward[then])
-    return Flips(changing[found.query], found.moment, found.is_lost, *items)
+    flips = {}
+    for order, right in top1_correct.items():
+        first = found[order]
+        apart = (measure_lists(first.item, truth, scored[changing], ())[1] != right[changing]).any(axis=1)
+        if apart.any():
+            raise RuntimeError(
+                f"the search for first results contradicts the replay for {apart.sum()} of {len(apart)} queries in the "
+                f"order {order!r}; this is an error of ray_backfill, please report it"
+            )
+        own = changes(right[changing])
+        after, before = first.at((own.query, own.moment)), first.at((own.query, own.moment - 1))
+        flips[order] = replace(own, query=changing[own.query], after=after, before=before)
+    return flips
 
 
 def changes(right: NDArray[np.bool_]) -> Flips:
     """The changes of first results of which only right and wrong is known, not the items. right: (Q, J)."""
     query, before = np.nonzero(right[:, 1:] != right[:, :-1])
-    nothing, unknown = np.full(len(query), NOTHING, np.uint32), np.zeros(len(query), np.bool_)
-    return Flips(query, before + 1, right[query, before], nothing, nothing, unknown, unknown)
+    unknown = RankedLists.nothing(len(query), 1)
+    return Flips(query, before + 1, right[query, before], unknown, unknown)
 
 
 # Key of a curve: (method, order, merge).
@@ -329,7 +327,7 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
                 for pair, (of_method, of_merge) in zip(served, keys, strict=True):
                     leads = of_merge == leading_merge(merge for name, merge in keys if name == of_method)
                     if leads and of_method not in references and not pair.recalls and not pair.merge.by_rank:
-                        curves |= _with_flips(of_method, of_merge, pair, curves, serving.find)
+                        curves |= _with_flips(of_method, of_merge, pair, curves, comparison.truth, serving.find)
             bar.advance(len(methods))
     return in_order(comparison, _with_merges(curves))
 
@@ -355,13 +353,15 @@ def leading_merge(names: Iterable[str]) -> str:
     return min(names, key=lambda name: name != RAW.name)
 
 
-def _with_flips(method: str, merge: str, served: Served, curves: Curves, find: FindFirst) -> dict[Key, Replayed]:
+def _with_flips(
+    method: str, merge: str, served: Served, curves: Curves, truth: GroundTruth, find: FindFirst
+) -> dict[Key, Replayed]:
     """The curves of a method with a merge, with what stands first where their first results change."""
     # Of the permutations of a random order, only the first one has its name.
     own = {order: curves[method, order, merge] for order in served.orders if (method, order, merge) in curves}
     of_orders = {order: each.first_top1 for order, each in own.items()}
     first = replace(served, orders={order: served.orders[order] for order in own})
-    found = find_flips(of_orders, next(iter(own.values())).curve.scored, first, find)
+    found = find_flips(of_orders, next(iter(own.values())).curve.scored, truth, first, find)
     return {(method, order, merge): replace(own[order], flips=flips) for order, flips in found.items()}
 
 
@@ -379,7 +379,7 @@ def replay_here(comparison: Comparison, device: str = "cpu") -> Curves:
                 device=device,
             )  # fmt: skip
 
-        def find(served: Served, queries: IntArray) -> Mapping[str, FirstItems]:
+        def find(served: Served, queries: IntArray) -> Mapping[str, RankedLists]:
             return find_first(
                 found.systems, served, comparison.truth, queries, how.moments, how.distance, progress=True,
                 device=device,

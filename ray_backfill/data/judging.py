@@ -81,7 +81,7 @@ def first_found(
             partition = partition.with_rows(gallery.vectors[model][items], items)
             for first in range(0, len(asked), _TOGETHER):
                 some = asked[first : first + _TOGETHER]
-                positions = partition.search(queries.vectors[model][some], min(k + more, len(items))).position
+                positions = partition.search(queries.vectors[model][some], min(k + more, len(items))).item
                 for query, position in zip(some.tolist(), positions, strict=True):
                     found[query] = position[position != own_Q[query]][:k]
                 bar.advance(len(some))

@@ -20,7 +20,7 @@ from ray_backfill.core.schema import frame
 from ray_backfill.drill.journal import Applied, CheckpointMeasured, Incident, Journal, JournalEntry, Started, of_type
 from ray_backfill.drill.parts import read_part
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD, DrillPlan, positions_of
-from ray_backfill.drill.shard import merge_partitions, read_answers
+from ray_backfill.drill.shard import read_answers
 from ray_backfill.drill.tables import (
     SERVING,
     Checkpoint,
@@ -34,16 +34,15 @@ from ray_backfill.drill.tables import (
 )
 from ray_backfill.drill.traffic import read_events
 from ray_backfill.engine.index import IndexSettings, Partition, make_partition
+from ray_backfill.engine.lists import measure_lists, merge_sides
 from ray_backfill.engine.merges import RAW, Merge
-from ray_backfill.engine.metrics import Rankings, RightAnswers, measure, metric_codes, parse_metric
+from ray_backfill.engine.metrics import parse_metric
 from ray_backfill.engine.replay import replay, replay_moment
 from ray_backfill.engine.statistics import Weights, relative_weights
 from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings
 from ray_backfill.learn.sides import Sides
 
-# Queries per batch of the exact search.
-_BATCH = 256
 # Fewer requests have no p99: it would be the slowest of them.
 _ENOUGH = 100
 
@@ -141,26 +140,10 @@ def only_alive(truth: GroundTruth, state: NDArray[np.uint8]) -> GroundTruth:
     return truth if alive.all() else truth.only(alive)
 
 
-def live_quality(position_Qk: IntArray, truth: GroundTruth, metrics: Sequence[str]) -> dict[str, float]:
-    """Metric -> mean over the queries that have a positive. position_Qk: answers to all queries. Cost: O(Q k)."""
+def live_quality(item_Qk: IntArray, truth: GroundTruth, metrics: Sequence[str]) -> dict[str, float]:
+    """Metric -> mean over the queries that have a positive. item_Qk: answers to all queries. Cost: O(Q k)."""
     scored = _scored(truth)
-    before, places = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-    for query in scored:
-        answer = position_Qk[query]
-        answer = answer[(answer >= 0) & ~np.isin(answer, truth.ignored_of(query))]
-        positives = truth.positives_of(query)
-        found = np.flatnonzero(np.isin(answer, positives))
-        before.append(found - np.arange(len(found)))
-        places.append(np.searchsorted(positives, answer[found]).astype(np.int32))
-    starts = np.cumsum([len(row) for row in before])
-    values, top1 = np.empty((len(scored), 1, len(metrics))), np.empty((len(scored), 1), np.bool_)
-    measure(
-        Rankings(np.concatenate(before), starts, np.concatenate(places)),
-        RightAnswers.of(truth, scored, with_grades=True),
-        metric_codes([parse_metric(metric) for metric in metrics]),
-        values,
-        top1,
-    )
+    values, _ = measure_lists(item_Qk[scored], truth, scored, metrics)
     return {metric: stable_mean(values[:, 0, m], _weights(truth)) for m, metric in enumerate(metrics)}
 
 
@@ -209,13 +192,8 @@ def exact_answers(sides: Sides, pair: UpgradePair, state: NDArray[np.uint8], k: 
         return partition.with_rows(system.gallery[positions], positions)
 
     backward, forward = prepared.backward, prepared.forward
-    old, new = filled(backward, OLD), filled(forward, NEW)
-    found = []
-    for first in range(0, pair.n_queries, _BATCH):
-        some = slice(first, first + _BATCH)
-        both = old.search(backward.query[some], k), new.search(forward.query[some], k)
-        found.append(merge_partitions(*both, sides.merge, k).position)
-    return np.concatenate(found)
+    old, new = filled(backward, OLD).search(backward.query, k), filled(forward, NEW).search(forward.query, k)
+    return merge_sides(old, new, sides.merge, k).item
 
 
 def recall(live_Qk: IntArray, exact_Qk: IntArray, state: NDArray[np.uint8], side: int) -> float:
@@ -223,12 +201,10 @@ def recall(live_Qk: IntArray, exact_Qk: IntArray, state: NDArray[np.uint8], side
 
     Pooled over all queries; NaN if the exact answers contain no such item.
     """
-    wanted = found = 0
-    for live, exact in zip(live_Qk, exact_Qk, strict=True):
-        of_side = exact[(exact >= 0) & (state[exact] == side)]
-        wanted += len(of_side)
-        found += int(np.isin(of_side, live).sum())
-    return found / wanted if wanted else float("nan")
+    number = len(state) * np.arange(len(exact_Qk))[:, None]  # with an item: of a query's answer
+    wanted = (number + exact_Qk)[(exact_Qk >= 0) & (state[exact_Qk] == side)]
+    found = np.isin(wanted, (number + live_Qk)[live_Qk >= 0])
+    return int(found.sum()) / len(wanted) if len(wanted) else math.nan
 
 
 class Segment(NamedTuple):

@@ -4,47 +4,31 @@ Searches read an immutable ``View``. An operation replaces it with a new one, so
 partition, either before or after it moves, and never waits for a writer. Answers of partitions and of shards are merged
 into one by the same rule.
 
-Shapes: b queries, k items per answer, n items of an operation that belong to the shard; short answers are padded with
-position -1 and an infinite score.
+Shapes: b queries, k items per answer, n items of an operation that belong to the shard.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ray_backfill.core.kernels import kernel
 from ray_backfill.core.schema import columns, read_checked
 from ray_backfill.core.stages import is_whole
 from ray_backfill.data.write import vector_column, vectors_of, write_parquet
 from ray_backfill.drill.parts import Embedded
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD, DrillPlan, Operation
 from ray_backfill.drill.tables import AnswerRow
-from ray_backfill.engine.index import Found, IndexSettings, Partition, make_partition
-from ray_backfill.engine.merges import Merge
+from ray_backfill.engine.index import IndexSettings, Partition, make_partition
+from ray_backfill.engine.lists import RankedLists, merge_sides
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.learn.sides import SideName, Sides
 
 # Items read and indexed per step when a partition is filled.
 _ROWS = 32_768
-
-
-class Answer(NamedTuple):
-    """The k best items for each query, sorted by (score, distance, position) like the ranking of the replay.
-
-    position: (b, k) int64 gallery positions. distance: (b, k) float32 in the system that serves the item. score: (b, k)
-    float64 sort key; the distance itself unless a merge maps it. is_new: (b, k) whether the item is served from the new
-    partition, that is, by the forward system.
-    """
-
-    position: IntArray
-    distance: NDArray[np.float32]
-    score: NDArray[np.float64]
-    is_new: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -55,7 +39,7 @@ class ShardAnswer:
     missing_items: inserted items that no model could embed.
     """
 
-    best: Answer
+    best: RankedLists
     applied: int
     old_items: int
     new_items: int
@@ -124,7 +108,7 @@ class Shard:
         total = max(view.old.n + view.new.n, 1)
         old = view.old.search(backward, k, share=view.old.n / total)
         new = view.new.search(forward, k, share=view.new.n / total)
-        best = merge_partitions(old, new, self.sides.merge, k)
+        best = merge_sides(old, new, self.sides.merge, k)
         return ShardAnswer(best, view.applied, view.old.n, view.new.n, view.missing)
 
     def apply(self, operation: Operation, embedded: Embedded | None) -> None:
@@ -220,82 +204,9 @@ class Shard:
         return positions[self._is_own(positions)]
 
 
-def merge_partitions(old: Found, new: Found, merge: Merge, k: int) -> Answer:
-    """The k best of the results from the old and the new partition."""
-    return merge_answers([_of_side(old, merge, is_new=False), _of_side(new, merge, is_new=True)], k)
-
-
-def _of_side(found: Found, merge: Merge, is_new: bool) -> Answer:
-    flags = np.full(found.position.shape, is_new)
-    score = merge.scores(found.distance.ravel(), flags.ravel()).reshape(flags.shape)
-    score[found.position < 0] = np.inf
-    return Answer(found.position, found.distance, score, flags)
-
-
-def merge_answers(answers: Sequence[Answer], k: int) -> Answer:
-    """Merge answers to the same queries over disjoint items, each sorted best first, into the k best.
-
-    Cost: O(b k) per answer; sorting both takes 1.5 to 7 times as long (docs/log.md).
-    """
-    merged = answers[0]
-    for answer in answers[1:]:
-        merged = _merge_two(merged, answer, k)
-    return merged
-
-
-def _merge_two(one: Answer, other: Answer, k: int) -> Answer:
-    shape = (len(one.position), k)
-    out = Answer(np.empty(shape, np.int64), np.empty(shape, np.float32), np.empty(shape), np.empty(shape, np.bool_))
-    _merge_rows(_writable(one), _writable(other), out)
-    return out
-
-
-def _writable(answer: Answer) -> Answer:
-    """Arrays from Ray are read-only, but the kernels are compiled for writable ones, so copy where needed."""
-    return Answer._make(values if values.flags.writeable else values.copy() for values in answer)
-
-
-@kernel
-def _merge_rows(one: Answer, other: Answer, out: Answer) -> None:
-    """Merge the rows of two answers into ``out``; padding stays at the end."""
-    for q in range(len(out.position)):
-        i = j = 0
-        for place in range(out.position.shape[1]):
-            if i < one.position.shape[1] and (j == other.position.shape[1] or _is_before(one, i, other, j, q)):
-                _copy(one, i, out, place, q)
-                i += 1
-            elif j < other.position.shape[1]:
-                _copy(other, j, out, place, q)
-                j += 1
-            else:
-                out.position[q, place], out.distance[q, place] = -1, np.inf
-                out.score[q, place], out.is_new[q, place] = np.inf, False
-
-
-@kernel
-def _is_before(one: Answer, i: int, other: Answer, j: int, q: int) -> bool:
-    if one.score[q, i] != other.score[q, j]:
-        return one.score[q, i] < other.score[q, j]
-    if one.distance[q, i] != other.distance[q, j]:
-        return one.distance[q, i] < other.distance[q, j]
-    return one.position[q, i] < other.position[q, j]
-
-
-@kernel
-def _copy(rows: Answer, i: int, out: Answer, place: int, q: int) -> None:
-    out.position[q, place], out.distance[q, place] = rows.position[q, i], rows.distance[q, i]
-    out.score[q, place], out.is_new[q, place] = rows.score[q, i], rows.is_new[q, i]
-
-
-def is_consistent(answer: Answer) -> bool:
-    """Whether no answer contains the same item twice."""
-    ordered = np.sort(answer.position, axis=1)
-    return not bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any())
-
-
-def write_answers(drill: Path, moment: int, answer: Answer) -> None:
+def write_answers(drill: Path, moment: int, answers: RankedLists) -> None:
     """Store the answers to all queries at a checkpoint in the drill's folder."""
-    lists: tuple[NDArray[Any], ...] = (answer.position, answer.distance, answer.is_new.astype(np.float32))
+    lists: tuple[NDArray[Any], ...] = (answers.item, answers.distance, answers.is_forward.astype(np.float32))
     named = {name: vector_column(values) for name, values in zip(columns(AnswerRow), lists, strict=True)}
     write_parquet(_answers_path(drill, moment), pa.table(named))
 

@@ -259,7 +259,7 @@ def metric_codes(metrics: Sequence[Metric]) -> MetricCodes:
     return MetricCodes(
         np.array([_NUMBER[metric.kind] for metric in metrics], np.int64),
         np.array([metric.k or _WHOLE for metric in metrics], np.int64),
-        np.array([metric.uses_grades for metric in metrics]),
+        np.array([metric.uses_grades for metric in metrics], np.bool_),
     )
 
 

@@ -114,7 +114,7 @@ def replay_pairs_streamed(
         raise InputError("a gallery in parts is replayed without a filter; replay each of its groups by itself")
     prepared = prepare_replay(truth, served, points, metrics)
     cuts = [metric.k for metric in prepared.metrics if metric.k is not None]
-    if len(cuts) < len(prepared.metrics) or any(pair.merge.by_rank or pair.recalls for pair in prepared.pairs):
+    if len(cuts) < len(prepared.metrics) or prepared.cascades or any(pair.merge.by_rank for pair in prepared.pairs):
         raise InputError(
             "a gallery in parts is measured by its first results: name metrics that are cut, such as mAP@100 or CMC@1, "
             "and a merge of distances; replay measures all others"

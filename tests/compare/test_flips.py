@@ -13,7 +13,9 @@ from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.write import Facts, write_results
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.write import vector_column
-from ray_backfill.engine.replay import FirstItems, Served
+from ray_backfill.engine.lists import RankedLists
+from ray_backfill.engine.replay import Served
+from ray_backfill.engine.systems import GroundTruth
 from ray_backfill.learn.training.settings import FitSettings
 from tests.compare.folder import write_split
 
@@ -97,24 +99,30 @@ def test_of_several_permutations_the_first_is_told_and_of_merges_only_raw(folder
     assert first is not None
     assert again is not None
     assert len(first.query) > 20
-    for name, values in vars(first).items():
-        np.testing.assert_array_equal(getattr(again, name), values)
+    for name in ("query", "moment", "is_lost"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
+    for mine, right in zip((*again.after, *again.before), (*first.after, *first.before), strict=True):
+        np.testing.assert_array_equal(mine, right)
+
+
+TRUTH = GroundTruth.from_positives([[0]] * 7, n_gallery=4)
 
 
 def test_a_search_that_contradicts_the_replay_is_an_error() -> None:
-    def wrong(served: Served, queries: np.ndarray) -> dict[str, FirstItems]:
-        shape = len(queries), 3
-        return {"random": FirstItems(np.zeros(shape, np.uint32), np.zeros(shape, bool), np.ones(shape, bool))}
+    def wrong(served: Served, queries: np.ndarray) -> dict[str, RankedLists]:
+        always_right = np.zeros((len(queries), 3, 1), np.int64)
+        return {"random": RankedLists.nothing(len(queries), 3, 1)._replace(item=always_right)}
 
     right = np.array([[True, True, True], [True, False, True]])
     served = Served(0, 1, {"random": np.arange(4)})
     with pytest.raises(RuntimeError, match="contradicts the replay for 1 of 1 queries in the order 'random'"):
-        find_flips({"random": right}, np.array([5, 6]), served, wrong)
+        find_flips({"random": right}, np.array([5, 6]), TRUTH, served, wrong)
 
 
 def test_without_a_change_nothing_is_searched() -> None:
-    def never(served: Served, queries: np.ndarray) -> dict[str, FirstItems]:
+    def never(served: Served, queries: np.ndarray) -> dict[str, RankedLists]:
         raise AssertionError
 
-    found = find_flips({"random": np.ones((4, 3), bool)}, np.arange(4), Served(0, 1, {"random": np.arange(4)}), never)
+    served = Served(0, 1, {"random": np.arange(4)})
+    found = find_flips({"random": np.ones((4, 3), bool)}, np.arange(4), TRUTH, served, never)
     assert len(found["random"].query) == 0

@@ -8,8 +8,9 @@ import pytest
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import DISTANCES, exact_distances
-from ray_backfill.engine.index import Found, IndexSettings, Partition, check_index, make_partition
+from ray_backfill.engine.index import IndexSettings, Partition, check_index, make_partition
 from ray_backfill.engine.index.faiss_index import Kind
+from ray_backfill.engine.lists import RankedLists
 from tests.contracts import one_of_each
 
 D, ROWS = 16, 4000
@@ -51,13 +52,13 @@ def empty(kind: str, distance: str) -> Partition:
     return make_partition(IndexSettings(kind, KINDS[kind][0]), distance, D, VECTORS[:600])
 
 
-def assert_lawful(partition: Partition, found: Found, alive: np.ndarray) -> None:
+def assert_lawful(partition: Partition, found: RankedLists, alive: np.ndarray) -> None:
     """Results ascend by (distance, position) and are padded at the end; each position occurs once and is live."""
     np.testing.assert_array_equal(partition.positions(), alive)
     assert partition.n == len(alive)
     assert found.distance.dtype == np.float32
-    assert found.position.dtype == np.int64
-    for distance, position in zip(found.distance, found.position, strict=True):
+    assert found.item.dtype == np.int64
+    for distance, position in zip(found.distance, found.item, strict=True):
         there = position >= 0
         assert not there[np.argmin(there) :].any() or there.all()
         np.testing.assert_array_equal(np.isinf(distance), ~there)
@@ -123,7 +124,7 @@ def test_the_truly_nearest_are_found_before_and_after_compaction(kind: str, dist
     for version in (partition, compacted):
         found = version.search(QUERIES, 10)
         assert_lawful(version, found, alive)
-        recall = np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(found.position, truth, strict=True)])
+        recall = np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(found.item, truth, strict=True)])
         assert recall >= KINDS[kind][1]
 
 
@@ -137,20 +138,20 @@ def test_a_search_for_more_than_there_are_finds_all(kind: str, distance: str) ->
     for version in (partition, partition.compacted()):
         found = version.search(QUERIES, 700)
         assert_lawful(version, found, version.positions())
-        assert ((found.position >= 0).sum(axis=1) == 550).all()
+        assert ((found.item >= 0).sum(axis=1) == 550).all()
 
 
 @ALL_KINDS
 def test_nothing_in_nothing_out(kind: str) -> None:
     partition = empty(kind, "cosine")
-    assert partition.search(QUERIES, 3).position.tolist() == [[-1] * 3] * 30
+    assert partition.search(QUERIES, 3).item.tolist() == [[-1] * 3] * 30
     assert partition.n == 0
     assert partition.compacted() is partition
     assert not partition.needs_compaction
     one = partition.with_rows(VECTORS[:1], np.array([5]))
-    assert one.search(QUERIES, 2).position.tolist() == [[5, -1]] * 30
-    assert one.search(QUERIES[:0], 2).position.shape == (0, 2)
-    assert one.search(QUERIES, 0).position.shape == (30, 0)
+    assert one.search(QUERIES, 2).item.tolist() == [[5, -1]] * 30
+    assert one.search(QUERIES[:0], 2).item.shape == (0, 2)
+    assert one.search(QUERIES, 0).item.shape == (30, 0)
     assert one.with_rows(VECTORS[:0], np.empty(0, np.int64)).n == 1
     assert one.without(np.empty(0, np.int64)).n == 1
     gone = one.without(np.array([5]))
@@ -218,13 +219,13 @@ def test_stored_vectors_can_be_read_back(kind: str, distance: str) -> None:
 
 @ALL_KINDS
 def test_results_are_deterministic(kind: str) -> None:
-    def made() -> Found:
+    def made() -> RankedLists:
         trained = make_partition(IndexSettings(kind, KINDS[kind][0]), "cosine", D, VECTORS[:600])
         partition = trained.with_rows(VECTORS[:900], np.arange(900))
         return partition.without(np.arange(200)).search(QUERIES, 10)
 
     first, second = made(), made()
-    np.testing.assert_array_equal(first.position, second.position)
+    np.testing.assert_array_equal(first.item, second.item)
     np.testing.assert_array_equal(first.distance, second.distance)
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.drill import results
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD
 from ray_backfill.drill.results import (
     depth,
@@ -125,9 +124,8 @@ def test_live_quality_is_exact_for_every_metric_with_grades_and_weights(world: A
 
 
 @pytest.mark.parametrize("is_mapped", [False, True])
-def test_exact_answers_are_those_of_a_full_sort(is_mapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Covers batches of queries, fewer items than requested, and nearly all items in one partition."""
-    monkeypatch.setattr(results, "_BATCH", 4)
+def test_exact_answers_are_those_of_a_full_sort(is_mapped: bool) -> None:
+    """Covers fewer items than requested, and nearly all items in one partition."""
     rng, merge = np.random.default_rng(1), quantile_merge() if is_mapped else RAW
     pair = random_pair(rng, 9, 30)
     sides = Sides(all_methods()["rm_naive"], None, merge, "cosine", {"old": 2, "new": 3})

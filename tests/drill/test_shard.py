@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from ray_backfill.drill.parts import Embedded
 from ray_backfill.drill.plan import NEW, OLD, DrillPlan, Operation, make_plan
 from ray_backfill.drill.settings import ChurnSettings
-from ray_backfill.drill.shard import Shard, ShardPlace, is_consistent, merge_answers
+from ray_backfill.drill.shard import Shard, ShardPlace
 from ray_backfill.engine.index import IndexSettings
+from ray_backfill.engine.lists import merge_lists
 from ray_backfill.engine.merges import RAW, Merge, ScoreMap, fit_merge
 from ray_backfill.learn.methods import Embeddings, all_methods
 from ray_backfill.learn.sides import Sides
@@ -59,9 +60,9 @@ def by_full_sort(state: NDArray[np.uint8], merge: Merge, k: int) -> NDArray[Any]
 
 def search(parts: list[Shard], k: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     found = [shard.search(*parts[0].sides.queries(QUERIES), k) for shard in parts]
-    merged = merge_answers([answer.best for answer in found], k)
-    assert is_consistent(merged)
-    return merged.position, merged.is_new
+    merged = merge_lists([answer.best for answer in found], k)
+    assert merged.are_distinct
+    return merged.item, merged.is_forward
 
 
 @pytest.mark.parametrize("merge", ["raw", "quantile", "csls"])
@@ -110,7 +111,7 @@ def test_fillers_of_a_nearly_empty_partition_displace_nothing(backfilled: int) -
         positions, _ = search([shard], 10)
         np.testing.assert_array_equal(positions, by_full_sort(plan.state(1, {}), merge, 10))
         best = shard.search(*shard.sides.queries(QUERIES), N + 3).best
-        assert (best.position[:, N:] == -1).all()
+        assert (best.item[:, N:] == -1).all()
         assert np.isposinf(best.score[:, N:]).all()
         assert np.isfinite(best.score[:, :N]).all()
 
@@ -161,7 +162,7 @@ def test_searches_beside_a_writer_see_every_item_exactly_once(kind: str) -> None
     def look() -> None:
         while not stop.is_set():
             answer = shard.search(QUERIES["old"], QUERIES["new"], N)
-            for row in answer.best.position:
+            for row in answer.best.item:
                 if kind in ("exact", "Flat") and sorted(row) != list(range(N)):
                     wrong.append(f"{sorted(row)} at {answer.applied}")
                 if len(set(row[row >= 0].tolist())) != (row >= 0).sum():

@@ -23,6 +23,7 @@ from ray_backfill.page.sections import Charts, Note, Section
 if TYPE_CHECKING:
     from ray_backfill.compare.replay import Curves
     from ray_backfill.compare.resolve import Comparison
+    from ray_backfill.engine.lists import RankedLists
 
 # Values of the column ``kind``, and of the columns that name a system.
 LOST, WON = "lost", "won"
@@ -69,20 +70,16 @@ def _blocks(comparison: "Comparison", curves: "Curves") -> Iterator[pd.DataFrame
             order,
             curve.t[found.moment],
             np.where(found.is_lost, LOST, WON),
-            *_told(found.after, found.after_forward, item_ids),
-            *_told(found.before, found.before_forward, item_ids),
+            *_told(found.after, item_ids),
+            *_told(found.before, item_ids),
         )
 
 
-def _told(
-    items: NDArray[np.uint32], is_forward: NDArray[np.bool_], item_ids: NDArray[np.generic]
-) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+def _told(first: "RankedLists", item_ids: NDArray[np.generic]) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
     """Ids and systems; both empty where there is no item."""
-    from ray_backfill.engine.replay import NOTHING
-
-    is_there = items != NOTHING
-    ids = item_ids[np.where(is_there, items, 0)].astype(str)
-    return np.where(is_there, ids, ""), np.where(is_there, np.where(is_forward, FORWARD, BACKWARD), "")
+    item, is_forward = first.item[:, 0], first.is_forward[:, 0]
+    ids = item_ids[np.maximum(item, 0)].astype(str)
+    return np.where(item < 0, "", ids), np.where(item < 0, "", np.where(is_forward, FORWARD, BACKWARD))
 
 
 def section(results: ResultsData) -> Section | None:

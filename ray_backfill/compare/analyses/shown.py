@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
-from numpy.typing import NDArray
 
 from ray_backfill.compare.analyses import Analysis
 from ray_backfill.compare.analyses.flips import BACKWARD, FORWARD, LOST, WON
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from ray_backfill.compare.replay import Curves, Flips, Key
     from ray_backfill.compare.resolve import Comparison
     from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
+    from ray_backfill.engine.lists import RankedLists
     from ray_backfill.engine.systems import IntArray
 
 # Values of the column ``kind``.
@@ -117,7 +117,6 @@ def shown_queries(folder: "EmbeddingFolder", curves: "Curves", key: "Key", metri
     """
     from ray_backfill.compare.tabulate import of_reference
     from ray_backfill.data.cleaning import copied_from
-    from ray_backfill.engine.replay import NOTHING
     from ray_backfill.engine.statistics import auc_draws
 
     found, old = curves[key], curves[of_reference(OLD, key[1])]
@@ -134,8 +133,8 @@ def shown_queries(folder: "EmbeddingFolder", curves: "Curves", key: "Key", metri
     root, _ = copied_from(folder.path)
     names = _things(root, queries, scored[np.array([q for _, q in picked], np.int64)])
     known = [k for k in decisive if k is not None]
-    items = np.unique(np.concatenate([flips.before[known], flips.after[known]]).astype(np.int64))
-    shown_items = _things(root, gallery, items[items != NOTHING])
+    items = np.unique(np.concatenate([flips.before.item[known], flips.after.item[known]]))
+    shown_items = _things(root, gallery, items[items >= 0])
     was_right, is_right = old.first_top1[:, 0], found.first_top1[:, 0]
     return tuple(
         ShownQuery(
@@ -151,8 +150,8 @@ def shown_queries(folder: "EmbeddingFolder", curves: "Curves", key: "Key", metri
             int((flips.query == q).sum()),
             "" if k is None else (LOST if flips.is_lost[k] else WON),
             float("nan") if k is None else float(found.t[flips.moment[k]]),
-            *_told(shown_items, flips.before, flips.before_forward, k),
-            *_told(shown_items, flips.after, flips.after_forward, k),
+            *_told(shown_items, flips.before, k),
+            *_told(shown_items, flips.after, k),
         )
         for (kind, q), k in zip(picked, decisive, strict=True)
     )
@@ -167,15 +166,11 @@ def _decisive(flips: "Flips", query: int, kind: str) -> int | None:
     return int(own[-1]) if len(own) else None
 
 
-def _told(
-    shown: Mapping[int, _Thing], items: NDArray[np.uint32], is_forward: NDArray[np.bool_], k: int | None
-) -> tuple[str, str, str, str]:
+def _told(shown: Mapping[int, _Thing], first: "RankedLists", k: int | None) -> tuple[str, str, str, str]:
     """Id, text, thumbnail and system of the item that was first before or after change k."""
-    from ray_backfill.engine.replay import NOTHING
-
-    if k is None or items[k] == NOTHING:
+    if k is None or first.item[k, 0] < 0:
         return *_Thing(), ""
-    return *shown[int(items[k])], FORWARD if is_forward[k] else BACKWARD
+    return *shown[int(first.item[k, 0])], FORWARD if first.is_forward[k, 0] else BACKWARD
 
 
 def _things(folder: Path, table: "EmbeddingTable", rows: "IntArray") -> dict[int, _Thing]:

@@ -153,7 +153,7 @@ class Driver:
         answers = self.shards.answers(checkpoint, questions)
         write_answers(self.job.folder, checkpoint.moment, answers)
         state = self.job.plan.state(checkpoint.applied, self.embedding.broken)
-        quality = live_quality(answers.position, only_alive(questions.truth, state), questions.metrics)
+        quality = live_quality(answers.item, only_alive(questions.truth, state), questions.metrics)
         size = self.shards.apply(checkpoint.applied)
         for metric, value in quality.items():
             recorder.watch.set(watch.QUALITY, value, metric)

@@ -24,8 +24,9 @@ from ray_backfill.drill.journal import Journal
 from ray_backfill.drill.parts import BadPartError, read_part
 from ray_backfill.drill.plan import read_plan
 from ray_backfill.drill.settings import ShardSettings
-from ray_backfill.drill.shard import Answer, Shard, ShardAnswer, ShardSize, is_consistent, merge_answers
+from ray_backfill.drill.shard import Shard, ShardAnswer, ShardSize
 from ray_backfill.drill.tables import Checkpoint
+from ray_backfill.engine.lists import RankedLists, joined, merge_lists
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.models.apply import load_network
@@ -128,7 +129,7 @@ class Routed:
     broken invariants: an item that occurs twice, or a shard with more or fewer items than planned.
     """
 
-    answer: Answer
+    answer: RankedLists
     applied: tuple[int, int]
     old_items: int
     new_items: int
@@ -158,7 +159,7 @@ class Router:
             if isinstance(failed, BaseException):
                 raise failed
         answers = [shard for shard in found if isinstance(shard, ShardAnswer)]
-        merged = merge_answers([shard.best for shard in answers], k)
+        merged = merge_lists([shard.best for shard in answers], k)
         applied = [shard.applied for shard in answers]
         old, new = sum(shard.old_items for shard in answers), sum(shard.new_items for shard in answers)
         violations = self._violations(answers, merged)
@@ -178,11 +179,11 @@ class Router:
                 retries[shard] += 1
                 await asyncio.sleep(_PAUSE_S)
 
-    def _violations(self, answers: Sequence[ShardAnswer], merged: Answer) -> int:
+    def _violations(self, answers: Sequence[ShardAnswer], merged: RankedLists) -> int:
         """Count broken invariants of an answer: every item must be in exactly one partition."""
         sizes = np.array([a.old_items + a.new_items + a.missing_items for a in answers])
         expected = np.array([self.sizes_PS[a.applied, shard] for shard, a in enumerate(answers)])
-        return int((sizes != expected).sum()) + (not is_consistent(merged))
+        return int((sizes != expected).sum()) + (not merged.are_distinct)
 
 
 class ShardSet:
@@ -234,26 +235,26 @@ class ShardSet:
                     break  # other shards may have failed on the same file: retry them
         return ShardSize.of_all(list(sizes.values()))
 
-    def answers(self, checkpoint: Checkpoint, questions: Questions) -> Answer:
+    def answers(self, checkpoint: Checkpoint, questions: Questions) -> RankedLists:
         """The answers to all queries, one batch at a time, with every shard in the state of the checkpoint.
 
         Raises:
             RuntimeError: an answer violated an invariant, or a shard did not come back in time.
         """
 
-        async def ask_all() -> list[Answer]:
+        async def ask_all() -> list[RankedLists]:
             batches = [slice(i, i + _BATCH) for i in range(0, len(questions.backward), _BATCH)]
             both = [(questions.backward[some], questions.forward[some]) for some in batches]
             return [await self._ask(checkpoint, *queries, questions.k) for queries in both]
 
-        return Answer(*map(np.concatenate, zip(*asyncio.run(ask_all()), strict=True)))
+        return joined(asyncio.run(ask_all()))
 
     def close(self) -> None:
         """Stop the shards; their state is on disk."""
         for actor in self.actors:
             ray.kill(actor)
 
-    async def _ask(self, checkpoint: Checkpoint, backward: FloatArray, forward: FloatArray, k: int) -> Answer:
+    async def _ask(self, checkpoint: Checkpoint, backward: FloatArray, forward: FloatArray, k: int) -> RankedLists:
         until = time.monotonic() + _PATIENCE_S
         while True:
             try:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import check_distance
 from ray_backfill.engine.index.exact import ExactPartition
-from ray_backfill.engine.index.partition import Found, IndexSettings, Partition
+from ray_backfill.engine.index.partition import IndexSettings, Partition
 from ray_backfill.engine.systems import FloatArray
 
 if TYPE_CHECKING:
     from ray_backfill.engine.index.stored import StoredVectors
 
-__all__ = ["Found", "IndexSettings", "Partition", "check_index", "make_partition", "stored_vectors"]
+__all__ = ["IndexSettings", "Partition", "check_index", "make_partition", "stored_vectors"]
 
 
 def check_index(settings: IndexSettings, dim: int, distance: str) -> None:

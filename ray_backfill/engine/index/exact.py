@@ -23,7 +23,6 @@ from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm, lengths
 from ray_backfill.engine.index.partition import (
     Column,
-    Found,
     Rows,
     as_new_positions,
     as_vectors,
@@ -31,8 +30,8 @@ from ray_backfill.engine.index.partition import (
     refuse_missing,
     refuse_repeated,
     refuse_zero,
-    sorted_found,
 )
+from ray_backfill.engine.lists import RankedLists, best_first, joined
 from ray_backfill.engine.systems import FloatArray, IntArray
 
 # First row, (b, n) products, (n,) factor, (n,) offset.
@@ -129,15 +128,12 @@ class ExactPartition:
         refuse_missing(position, row)
         return self._vectors.array[row]
 
-    def search(self, query: FloatArray, k: int, share: float = 1.0) -> Found:
+    def search(self, query: FloatArray, k: int, share: float = 1.0) -> RankedLists:
         query = as_vectors(query, self.dim, "query")
-        found = Found.nothing(len(query), k)
-        if self.n and k:
-            for first in range(0, len(query), _QUERIES):
-                some = slice(first, first + _QUERIES)
-                part = _Search(self, query[some]).nearest(k)
-                found.distance[some], found.position[some] = part.distance, part.position
-        return found
+        if not (self.n and k and len(query)):
+            return RankedLists.nothing(len(query), k)
+        batches = (query[first : first + _QUERIES] for first in range(0, len(query), _QUERIES))
+        return joined([_Search(self, batch).nearest(k) for batch in batches])
 
 
 class _Search:
@@ -152,7 +148,7 @@ class _Search:
         )
         self.left = self.form.left(np.arange(len(query)))[:, : partition.dim]
 
-    def nearest(self, k: int) -> Found:
+    def nearest(self, k: int) -> RankedLists:
         queries = np.arange(len(self.left))
         n_kept = k + k // 4 + 16
         if n_kept >= self.n:
@@ -164,18 +160,17 @@ class _Search:
         # The root is the largest kept value: if it is within the limit, rows that were not kept may be as well.
         is_cut = ~(values[:, 0] > limits)
         rows, places = np.nonzero(~(values > limits[:, None]) & ~is_cut[:, None])
-        found = self._best(queries, rows, kept[rows, places], k)
+        lists = self._best(queries, rows, kept[rows, places], k)
         again = np.flatnonzero(is_cut)
         for first in range(0, len(again), _QUERIES_AGAIN):
             some = again[first : first + _QUERIES_AGAIN]
-            part = self._best(some, *self._within(some, limits[some]), k)
-            found.distance[some], found.position[some] = part.distance, part.position
-        return found
+            lists.put(some, self._best(some, *self._within(some, limits[some]), k))
+        return lists
 
-    def _best(self, queries: IntArray, of_query: IntArray, items: IntArray, k: int) -> Found:
+    def _best(self, queries: IntArray, of_query: IntArray, items: IntArray, k: int) -> RankedLists:
         """Return the k best candidates by exact distance. of_query: each candidate's index in ``queries``."""
         exact = self.form.exact(queries[of_query], items)
-        return sorted_found(of_query, exact, self.position[items], len(queries), k)
+        return best_first(of_query, exact, self.position[items], len(queries), k)
 
     def _smallest(self, n_kept: int) -> tuple[NDArray[np.float32], IntArray]:
         """Return the (b, K) smallest v of each query and their rows, as heaps with the largest at the root."""

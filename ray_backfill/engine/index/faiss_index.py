@@ -24,7 +24,6 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import lengths, normalise
 from ray_backfill.engine.index.partition import (
     Column,
-    Found,
     IndexSettings,
     Rows,
     as_new_positions,
@@ -33,8 +32,8 @@ from ray_backfill.engine.index.partition import (
     refuse_missing,
     refuse_repeated,
     refuse_zero,
-    sorted_found,
 )
+from ray_backfill.engine.lists import RankedLists, best_first
 from ray_backfill.engine.systems import FloatArray, IntArray
 
 # The classes of faiss that support deletion, by type.
@@ -446,7 +445,7 @@ class FaissPartition:
         out[~in_main] = self._fresh_vectors.array[row_of_fresh[~in_main]]
         return out
 
-    def search(self, query: FloatArray, k: int, share: float = 1.0) -> Found:
+    def search(self, query: FloatArray, k: int, share: float = 1.0) -> RankedLists:
         query = _prepared(query, self.distance, self.dim, "query")
         queries, distances, positions = [], [], []
         for segment in (self._main, self._fresh):
@@ -458,9 +457,9 @@ class FaissPartition:
                 distances.append(_distances(values[of_query, place], self.distance))
                 positions.append(segment.rows.position[row[of_query, place]])
         if not queries:
-            return Found.nothing(len(query), k)
+            return RankedLists.nothing(len(query), k)
         of_query, distance, position = np.concatenate(queries), np.concatenate(distances), np.concatenate(positions)
-        return sorted_found(of_query, distance, position, len(query), k)
+        return best_first(of_query, distance, position, len(query), k)
 
     def _search_segment(self, segment: _Segment, query: NDArray[np.float32], k: int, share: float) -> _Results:
         """Return (b, k) values and rows; a row is live or -1."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.kernels import Array
+from ray_backfill.engine.lists import RankedLists
 from ray_backfill.engine.systems import FloatArray, IntArray, describe_array
 
 DEVICES = ("cpu", "cuda")
@@ -38,21 +39,6 @@ class IndexSettings:
             raise InputError("the exact index runs only on the CPU; use device cpu, or the kind Flat")
 
 
-@dataclass(frozen=True)
-class Found:
-    """The result of a search, closest first; ties are ordered by position.
-
-    distance: (b, k) float32, ascending, padded with inf. position: (b, k) int64, padded with -1.
-    """
-
-    distance: NDArray[np.float32]
-    position: IntArray
-
-    @classmethod
-    def nothing(cls, queries: int, k: int) -> "Found":
-        return cls(np.full((queries, k), np.inf, np.float32), np.full((queries, k), -1, np.int64))
-
-
 class Partition(Protocol):
     """Gallery vectors with their positions. It is immutable: every update returns a new partition.
 
@@ -71,8 +57,8 @@ class Partition(Protocol):
     def needs_compaction(self) -> bool:
         """Whether ``compacted`` is worth its cost."""
 
-    def search(self, query: FloatArray, k: int, share: float = 1.0) -> Found:
-        """Find the k nearest live rows of (b, d) queries.
+    def search(self, query: FloatArray, k: int, share: float = 1.0) -> RankedLists:
+        """Return the k nearest live rows of (b, d) queries, as the positions that they were added with.
 
         share: this partition's share of the search effort for the gallery; used only by graphs.
 
@@ -144,19 +130,6 @@ def as_new_positions(position: IntArray, vectors: FloatArray) -> IntArray:
     if (position < 0).any():
         raise ValueError(f"position {int(position.min())} is negative")
     return position.astype(np.int64)
-
-
-def sorted_found(rows: IntArray, distance: NDArray[np.float32], position: IntArray, queries: int, k: int) -> Found:
-    """Return the first k candidates of each query by (distance, position). rows: the query of each candidate."""
-    found = Found.nothing(queries, k)
-    order = np.lexsort((position, distance, rows))
-    row = rows[order]
-    place = np.arange(len(row)) - np.searchsorted(row, row)
-    first = place < k
-    at = row[first], place[first]
-    found.distance[at] = distance[order[first]]
-    found.position[at] = position[order[first]]
-    return found
 
 
 class _Room:

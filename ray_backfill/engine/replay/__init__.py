@@ -2,14 +2,12 @@
 
 from ray_backfill.engine.replay.curve import Curve
 from ray_backfill.engine.replay.engine import check_device, replay, replay_moment, replay_pairs, usable_cpus
-from ray_backfill.engine.replay.first import NOTHING, FirstItems, find_first
+from ray_backfill.engine.replay.first import find_first
 from ray_backfill.engine.replay.prepare import Served, segment_of_item
 from ray_backfill.engine.replay.within import Within, count_within
 
 __all__ = [
-    "NOTHING",
     "Curve",
-    "FirstItems",
     "Served",
     "Within",
     "check_device",

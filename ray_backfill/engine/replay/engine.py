@@ -11,33 +11,27 @@ Shapes: Q scored queries, N gallery items, T points, O orders, M metrics.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from threadpoolctl import threadpool_limits
 
 from ray_backfill.core.errors import InputError, check_device_name
 from ray_backfill.core.progress import State, Task, detail
 from ray_backfill.engine.distances import ProductForm, check_distance
 from ray_backfill.engine.merges import RAW, Merge
-from ray_backfill.engine.metrics import Rankings, RightAnswers, measure, metric_codes
-from ray_backfill.engine.replay.block import Block, make_thresholds, merged_keys
-from ray_backfill.engine.replay.cascade import embedded_of, recall
-from ray_backfill.engine.replay.counting import counted_rankings
+from ray_backfill.engine.replay.cascade import measure_cascades
 from ray_backfill.engine.replay.curve import Curve
 from ray_backfill.engine.replay.filtered import Replay, replay_parts
-from ray_backfill.engine.replay.fused import fused_rankings
-from ray_backfill.engine.replay.nearest import nearest_rankings
+from ray_backfill.engine.replay.measure import measure_pairs
 from ray_backfill.engine.replay.prepare import (
-    Pair,
     Prepared,
     Served,
     as_merge,
@@ -46,9 +40,8 @@ from ray_backfill.engine.replay.prepare import (
     prepare_replay,
     split_queries,
 )
-from ray_backfill.engine.replay.shard import Found, GalleryShard, LocalShards, Shards, make_forms
-from ray_backfill.engine.statistics import Weights
-from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair, as_array, describe_array
+from ray_backfill.engine.replay.shard import GalleryShard, LocalShards, Shards, make_forms
+from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair, as_array, describe_array
 
 # More threads than this do not make a replay on a GPU faster (docs/results/gpu.md).
 _THREADS_WITH_GPU = 8
@@ -203,117 +196,10 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-# Of one pair: (O, scored queries, T, metrics) values, (O, scored queries, T) first results, and, of a cascade, as many
-# numbers of candidates to embed.
-_Measured = tuple[NDArray[np.float64], NDArray[np.bool_], IntArray]
-
-
 def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, threads: int) -> list[dict[str, Curve]]:
-    """Compute the curves of each pair; each thread sends one block of queries at a time to the shards.
-
-    Either all pairs are cascades or none is.
-    """
-    codes = metric_codes(prepared.metrics)
-    shapes = [(len(pair.orders), len(prepared.scored), prepared.points) for pair in prepared.pairs]
-    measured = [
-        (np.empty((*shape, len(codes.cuts))), np.empty(shape, np.bool_), np.zeros(shape, np.int64)) for shape in shapes
-    ]
-    blocks = split_queries(prepared, truth, threads)
-    rank = _rank_all if prepared.nearest is None else _rank_nearest
-
-    def measure_block(rows: IntArray) -> None:
-        queries = prepared.scored[rows]
-        right = RightAnswers.of(truth, queries, with_grades=any(metric.uses_grades for metric in prepared.metrics))
-        block = Block.of(truth, queries)
-        of_pairs = rank(prepared, block, shards, len(right.grades) > 0)
-        if prepared.are_cascades:
-            recalled = recall(prepared, block, shards)
-            of_pairs = (each.rerank(old, prepared.points) for each, old in zip(recalled, of_pairs, strict=True))
-            for counts, (_, _, embedded) in zip(embedded_of(prepared, recalled), measured, strict=True):
-                embedded[:, rows] = counts
-        for of_orders, (values, top1, _) in zip(of_pairs, measured, strict=True):
-            for o, rankings in enumerate(of_orders):
-                own_values, own_top1 = values[o, rows], top1[o, rows]
-                measure(rankings, right, codes, own_values, own_top1)
-                values[o, rows], top1[o, rows] = own_values, own_top1
-
-    # One thread per block, each with its own matrix products: BLAS threads would only wait for each other.
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
-        tasks = [pool.submit(measure_block, rows) for rows in blocks]
-        try:
-            for task in as_completed(tasks):
-                task.result()
-        except BaseException:
-            shards.cancel()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    weights = None if truth.weights is None else truth.weights[prepared.scored]
-    return [_curves(prepared, pair, each, weights) for pair, each in zip(prepared.pairs, measured, strict=True)]
-
-
-# For each pair, the rankings of each order.
-_Ranked = Iterator[Iterator[Rankings]]
-
-
-def _rank_all(prepared: Prepared, block: Block, shards: Shards, with_places: bool) -> _Ranked:
-    """Whole rankings, by counting."""
-    keys = reduce(np.add, shards.positive_keys(block))
-    segments_of = prepared.segments_of
-    thresholds = [
-        make_thresholds(block, keys[[pair.forward, pair.backward]], segments_of[pair.rows], pair.merge)
-        for pair in prepared.pairs
-    ]
-    for index, of_shards in enumerate(zip(*shards.count(block, thresholds), strict=True)):
-        pair, others, own = prepared.pairs[index], reduce(np.add, of_shards), thresholds[index]
-        if pair.merge.by_rank and not pair.hides_backward:
-            yield fused_rankings(others, block, own, segments_of[pair.rows], prepared.points, with_places)
-        else:
-            yield counted_rankings(others, block, own, prepared.points, with_places, pair.hides_backward)
-
-
-def _rank_nearest(prepared: Prepared, block: Block, shards: Shards, with_places: bool) -> _Ranked:
-    """The first ranks, from candidates."""
-    assert prepared.nearest is not None
-    found = candidates(shards, block, prepared.nearest)
-    for pair in prepared.pairs:
-        forward = found[pair.forward_scan]
-        both = [forward] if pair.hides_backward else [forward, found[pair.backward_scan]]
-        of_query, keys = (np.concatenate(part) for part in zip(*both, strict=True))
-        is_forward = np.arange(len(keys)) < len(forward[1])
-        if pair.merge.is_mapped:
-            keys = merged_keys(keys, is_forward, pair.merge)
-        yield nearest_rankings(
-            of_query, keys, is_forward, block, prepared.segments_of[pair.rows], prepared.nearest, prepared.points,
-            with_places,
-        )  # fmt: skip
-
-
-def candidates(shards: Shards, block: Block, k: int) -> list[Found]:
-    """Return for each scan all items of the gallery that can be among the first k at any point, possibly more."""
-    return [
-        (np.concatenate([rows for rows, _ in of_shards]), np.concatenate([keys for _, keys in of_shards]))
-        for of_shards in zip(*shards.nearest(block, k), strict=True)
-    ]
-
-
-def _curves(prepared: Prepared, pair: Pair, measured: _Measured, weights: Weights) -> dict[str, Curve]:
-    """The curve of each order of a pair."""
-    values, top1, embedded = measured
-    t = np.linspace(0.0, 1.0, prepared.points)
-    names = [metric.name for metric in prepared.metrics]
-    return {
-        order: Curve(
-            t,
-            {name: values[o, :, :, m] for m, name in enumerate(names)},
-            top1[o],
-            prepared.scored,
-            prepared.n_skipped,
-            is_step=pair.switch == "at_end",
-            weights=weights,
-            embedded=embedded[o].astype(np.float64) if pair.recalls else None,
-        )
-        for o, order in enumerate(pair.orders)
-    }
+    """Compute the curves of each pair; each thread sends one block of queries at a time to the shards."""
+    measured = measure_cascades if prepared.cascades else measure_pairs
+    return measured(prepared, truth, shards, threads)
 
 
 def comparisons_bar(prepared: Prepared, show: bool) -> AbstractContextManager[Task]:

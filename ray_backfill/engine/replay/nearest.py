@@ -11,7 +11,7 @@ Shapes: b queries, n items of a tile, C capacity for candidates, P right answers
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,19 @@ from numpy.typing import NDArray
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.distances.form import Products
+from ray_backfill.engine.lists import RankedLists, joined, place_of
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings
-from ray_backfill.engine.replay.block import Block
-from ray_backfill.engine.replay.keys import KeyArray, distance_of, item_of, key_of, positions_of, sort_keys
+from ray_backfill.engine.replay.block import Block, merged_keys
+from ray_backfill.engine.replay.keys import (
+    KeyArray,
+    distance_of,
+    distances_of,
+    item_of,
+    key_of,
+    positions_of,
+    sort_keys,
+)
 from ray_backfill.engine.systems import IntArray
 
 _INFINITY = np.float32(np.inf)
@@ -356,13 +365,13 @@ def _find_saturating(keys: Array, segment_of_item: Array, needed: int, saturatin
 
 def nearest_rankings(
     rows: IntArray, keys: KeyArray, is_forward: NDArray[np.bool_], block: Block, segments_ON: NDArray[np.uint16],
-    k: int, points: int, with_places: bool,
+    k: int, points: int, merge: Merge, with_places: bool,
 ) -> Iterator[Rankings]:  # fmt: skip
     """Return the first k ranks of each order, from the candidates of all shards and both systems, by exact keys.
 
     rows: the query of each candidate, in any order. k: at most what the candidates were found for.
     """
-    own, starts, places_of = sort_candidates(rows, keys, block)
+    own, starts, places_of = _sorted(rows, keys, is_forward, merge, block)
     widths = np.minimum(np.diff(block.positive_starts), k)
     width_starts = np.concatenate([[0], np.cumsum(widths)])
     for segments in segments_ON:
@@ -372,12 +381,46 @@ def nearest_rankings(
         yield Rankings(before, width_starts, places)
 
 
-def sort_candidates(rows: IntArray, keys: KeyArray, block: Block) -> tuple[IntArray, IntArray, NDArray[np.int32]]:
-    """Find the candidates of each query that are not ignored, the closest first.
+def nearest_lists(
+    rows: IntArray, keys: KeyArray, is_forward: NDArray[np.bool_], block: Block, segments_ON: NDArray[np.uint16],
+    k: int, points: int, merge: Merge,
+) -> Iterator[RankedLists]:  # fmt: skip
+    """Return the (b, T, k) first items at each point, in each order. The arguments: as of ``nearest_rankings``."""
+    own, starts, _ = _sorted(rows, keys, is_forward, merge, block)
+    distance = distances_of(keys)
+    of_candidates = RankedLists(positions_of(keys), distance, merge.scores(distance, is_forward), is_forward)
+    filled = joined([of_candidates, RankedLists.nothing(1)])  # index -1 fills up a list
+    for segments in segments_ON:
+        at = np.full((len(block), points, k), -1)
+        _list(own, starts, of_candidates.item, is_forward, segments, at)
+        yield filled.at(at)
+
+
+@kernel
+def _list(own: Array, starts: Array, item: Array, is_forward: Array, segments: Array, at: Array) -> None:
+    """Write the candidates that stand first at each point. own: of each query, the closest first."""
+    points, k = at.shape[1:]
+    for q in range(len(starts) - 1):
+        listed = np.zeros(points, np.int64)
+        for c in own[starts[q] : starts[q + 1]]:
+            after = np.int64(segments[item[c]]) + 1
+            begin, end = (after, points) if is_forward[c] else (0, after)
+            for i in range(begin, end):
+                if listed[i] < k:
+                    at[q, i, listed[i]] = c
+                    listed[i] += 1
+
+
+def _sorted(
+    rows: IntArray, keys: KeyArray, is_forward: NDArray[np.bool_], merge: Merge, block: Block
+) -> tuple[IntArray, IntArray, NDArray[np.int32]]:
+    """Sort the candidates of each query that are not ignored by the order of the merge.
 
     Returns: CSR of indices of candidates; (b + 1,) their starts; aligned with the indices, which of the query's right
     answers it is, or -1.
     """
+    if merge.is_mapped:
+        keys = merged_keys(keys, is_forward, merge)
     own, starts = np.empty(len(rows), np.int64), np.empty(len(block) + 1, np.int64)
     places_of = np.empty(len(rows), np.int32)
     _sort_candidates(
@@ -391,10 +434,6 @@ def _sort_candidates(
     rows: Array, keys: Array, positives: Array, positive_starts: Array, ignored: Array, ignored_starts: Array,
     own: Array, starts: Array, places_of: Array,
 ) -> None:  # fmt: skip
-    """Find the candidates of each query that are not ignored, the closest first.
-
-    own: CSR by ``starts``, indices of candidates. places_of: aligned with ``own``, which right answer it is, or -1.
-    """
     n_queries = len(starts) - 1
     given = np.zeros(n_queries + 1, np.int64)
     for row in rows:
@@ -411,9 +450,9 @@ def _sort_candidates(
         right = positives[positive_starts[q] : positive_starts[q + 1]]
         left_out = ignored[ignored_starts[q] : ignored_starts[q + 1]]
         for c in unsorted[np.argsort(keys[unsorted])]:
-            if _place(left_out, item_of(keys[c])) < 0:
+            if place_of(left_out, item_of(keys[c])) < 0:
                 own[at] = c
-                places_of[at] = _place(right, item_of(keys[c]))
+                places_of[at] = place_of(right, item_of(keys[c]))
                 at += 1
     starts[n_queries] = at
 
@@ -445,10 +484,3 @@ def _rank(
                         found += 1
                     if wrong + found == k:
                         break
-
-
-@kernel
-def _place(ascending: Array, value: int) -> Any:
-    """Index of a value; -1 if it is not there."""
-    at = np.searchsorted(ascending, value)
-    return at if at < len(ascending) and ascending[at] == value else -1

@@ -5,7 +5,7 @@ backfilled items. Each distinct system is searched once, for all pairs, merges a
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -83,8 +83,7 @@ class Pair:
     """A pair of systems, by their indices in ``Prepared.searched`` and in ``Prepared.scans``.
 
     orders: names. rows: of ``Prepared.segments_ON``, one for each order. merge: makes the distances comparable.
-    backward_scan: -1 if nothing serves items that are not backfilled. recalls: number of candidates of a cascade; 0:
-    none. backfill_rows: of a cascade, like ``rows``, but by when items are backfilled; its systems switch at the end.
+    backward_scan: -1 if nothing serves items that are not backfilled.
     """
 
     backward: int
@@ -95,8 +94,6 @@ class Pair:
     rows: tuple[int, ...]
     switch: Switch
     merge: Merge
-    recalls: int
-    backfill_rows: tuple[int, ...]
 
     @property
     def hides_backward(self) -> bool:
@@ -105,12 +102,25 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Cascade:
+    """What a cascade does beside its pair of systems.
+
+    recalls: number K of candidates. points: T, while its pair is replayed at two. segments: name of each order -> (N,)
+    uint16, the item is backfilled from the point behind its segment on.
+    """
+
+    recalls: int
+    points: int
+    segments: Mapping[str, NDArray[np.uint16]]
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Validated inputs of a replay.
 
     segments_ON: (O, N) uint16 for all pairs, the forward system serves items of segment s at the points i > s. scored:
     queries with a positive. nearest: depth of the rankings that are needed; None for whole rankings. rows_of: for each
-    searched system, the rows of ``segments_ON`` that any of its pairs needs.
+    searched system, the rows of ``segments_ON`` that any of its pairs needs. cascades: of each pair; () of others.
     """
 
     pairs: tuple[Pair, ...]
@@ -123,6 +133,7 @@ class Prepared:
     scored: IntArray
     n_skipped: int
     nearest: int | None
+    cascades: tuple[Cascade, ...] = ()
 
     @cached_property
     def segments_of(self) -> dict[tuple[int, ...], NDArray[np.uint16]]:
@@ -132,15 +143,10 @@ class Prepared:
         return {rows: self.segments_ON if rows == every else self.segments_ON[list(rows)] for rows in wanted}
 
     @property
-    def are_cascades(self) -> bool:
-        """Whether every pair is a cascade."""
-        return all(pair.recalls for pair in self.pairs)
-
-    @property
     def passes(self) -> int:
         """How many times the products of all queries and items are computed."""
         ranked = len(self.searched) if self.nearest is None else len(self.scans)
-        return ranked + (len(self.scans) if self.are_cascades else 0)
+        return ranked + (len(self.scans) if self.cascades else 0)
 
 
 @dataclass
@@ -173,7 +179,13 @@ def prepare_replay(truth: GroundTruth, served: Sequence[Served], points: int, me
     scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
     if not len(scored):
         raise InputError("no query has a positive in the gallery, so there is nothing to measure; check the labels")
-    pairs, searched, scans, segments = _share(served, truth.n_gallery, points)
+    for each in served:
+        for permutation in each.orders.values():
+            check_order(permutation, truth.n_gallery)
+    cascades = tuple(_cascade(each, truth.n_gallery, points) for each in served if each.recalls)
+    if cascades:  # until the last point their rankings stay the same, in all orders
+        served, points = [replace(each, orders={"": next(iter(each.orders.values()))}) for each in served], 2
+    pairs, searched, scans, segments = _share(served, points)
     rows_of = [_union(p.rows for p in pairs if index in (p.backward, p.forward)) for index in range(len(searched))]
     segments_ON = np.stack(segments)
     cuts = [metric.k for metric in parsed]
@@ -185,12 +197,27 @@ def prepare_replay(truth: GroundTruth, served: Sequence[Served], points: int, me
         if _ITEMS_PER_CANDIDATE * deepest * (points - 1) > truth.n_gallery:
             nearest = None
     return Prepared(
-        pairs, searched, scans, tuple(rows_of), parsed, points, segments_ON, scored, len(truth.skipped), nearest
+        pairs,
+        searched,
+        scans,
+        tuple(rows_of),
+        parsed,
+        points,
+        segments_ON,
+        scored,
+        len(truth.skipped),
+        nearest,
+        cascades,
     )
 
 
+def _cascade(served: Served, n_gallery: int, points: int) -> Cascade:
+    segments = {name: _segments(served, name, points, "progressively") for name in served.orders}
+    return Cascade(min(served.recalls, n_gallery), points, segments)
+
+
 def _share(
-    served: Sequence[Served], n_gallery: int, points: int
+    served: Sequence[Served], points: int
 ) -> tuple[tuple[Pair, ...], tuple[Searched, ...], tuple[Scan, ...], list[NDArray[np.uint16]]]:
     """Find what the pairs share: systems, scans of these, and segments."""
     searched, scans, segments = _Table(), _Table(), _Table()
@@ -200,15 +227,11 @@ def _share(
             searched.place((system, id(references)), Searched(system, references))
             for system, references in _as_searched(each)
         )
-        for permutation in each.orders.values():
-            check_order(permutation, n_gallery)
         of_orders = [_segments(each, name, points, each.switch) for name in each.orders]
         rows = tuple(segments.place(row.tobytes(), row) for row in of_orders)
         of_backward = -1 if each.switch == "only_backfilled" else scans.place((backward, False), None)
         of_forward = scans.place((forward, True), None)
-        backfilled = [_segments(each, name, points, "progressively") for name in each.orders]
-        backfill_rows = tuple(segments.place(row.tobytes(), row) for row in backfilled if each.recalls)
-        of_pair = (tuple(each.orders), rows, each.switch, each.merge, each.recalls, backfill_rows)
+        of_pair = (tuple(each.orders), rows, each.switch, each.merge)
         pairs.append(Pair(backward, forward, of_backward, of_forward, *of_pair))
     found = [_scan(pairs, index) for index in range(len(scans.values))]
     return tuple(pairs), tuple(searched.values), tuple(found), segments.values
@@ -311,9 +334,9 @@ def split_queries(prepared: Prepared, truth: GroundTruth, threads: int) -> list[
         bytes_Q = np.zeros(len(scored), np.int64)
         for scan in prepared.scans:
             bytes_Q += 8 * room(deepest, n_segments, len(scan.rows)) + 4 * len(scan.rows) * n_segments
-    if prepared.are_cascades:
-        deepest = max(pair.recalls for pair in prepared.pairs) + int(np.diff(truth.ignored_starts).max())
-        bytes_Q += 8 * sum(room(deepest, n_segments, len(scan.rows)) for scan in prepared.scans)
+    if prepared.cascades:
+        deepest = max(each.recalls for each in prepared.cascades) + int(np.diff(truth.ignored_starts).max())
+        bytes_Q += 8 * sum(room(deepest, n_segments, len(scan.rows)) for scan in prepared.scans) + 128 * deepest
     # What each query takes of the largest block, by memory or by number, whichever is more.
     most = _BLOCK_QUERIES if prepared.nearest is None else _BLOCK_QUERIES_OF_CANDIDATES
     taken = np.cumsum(np.maximum(bytes_Q / _BLOCK_BYTES, 1 / most))

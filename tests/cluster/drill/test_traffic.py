@@ -12,8 +12,9 @@ from ray_backfill.drill.jobs import TrafficJob
 from ray_backfill.drill.ray.shards import Routed, Router, UnansweredError
 from ray_backfill.drill.ray.traffic import TrafficActor
 from ray_backfill.drill.settings import TrafficSettings
-from ray_backfill.drill.shard import Answer, ShardAnswer
+from ray_backfill.drill.shard import ShardAnswer
 from ray_backfill.drill.traffic import Sender, read_events
+from ray_backfill.engine.lists import RankedLists
 
 
 class Answers:
@@ -30,7 +31,7 @@ class Answers:
             raise OSError("out of memory")
         await asyncio.sleep(0.01)
         nothing = np.zeros((len(backward), k))
-        answer = Answer(nothing.astype(np.int64), nothing.astype(np.float32), nothing, nothing > 0)
+        answer = RankedLists(nothing.astype(np.int64), nothing.astype(np.float32), nothing, nothing > 0)
         return Routed(answer, (4, 5), 6, 7, 1, 0)
 
 
@@ -134,9 +135,9 @@ def test_readers_see_an_item_that_is_lost_or_served_twice() -> None:
     """Two shards that must have 3 and 2 items after one operation; the second has lost one to a broken image."""
     router = Router([], np.array([[9, 9], [3, 2]]))
 
-    def answer(*positions: int) -> Answer:
+    def answer(*positions: int) -> RankedLists:
         row = np.array([positions])
-        return Answer(row, row.astype(np.float32), row.astype(np.float64), row > 0)
+        return RankedLists(row, row.astype(np.float32), row.astype(np.float64), row > 0)
 
     def shard(old: int, new: int, missing: int = 0) -> ShardAnswer:
         return ShardAnswer(answer(1), 1, old, new, missing)

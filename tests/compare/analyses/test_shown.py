@@ -21,6 +21,7 @@ from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.schema import rows_of
 from ray_backfill.data.folder import EmbeddingTable
 from ray_backfill.data.write import vector_column, write_parquet
+from ray_backfill.engine.lists import RankedLists
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
 from tests.compare.folder import write_split
@@ -110,8 +111,8 @@ def test_the_shown_queries_are_of_the_row_that_the_headline_is_about(
 
 
 def test_without_a_change_of_its_kind_the_last_one_is_told() -> None:
-    nothing, is_lost = np.zeros(3, np.uint32), np.array([True, True, False])
-    flips = Flips(np.array([4, 4, 5]), np.array([1, 2, 3]), is_lost, nothing, nothing, ~is_lost, is_lost)
+    unknown, is_lost = RankedLists.nothing(3, 1), np.array([True, True, False])
+    flips = Flips(np.array([4, 4, 5]), np.array([1, 2, 3]), is_lost, unknown, unknown)
     assert [_decisive(flips, query, kind) for query, kind in ((4, "worst"), (4, "best"), (5, "worst"))] == [1, 1, 2]
     assert _decisive(flips, 6, "best") is None
 

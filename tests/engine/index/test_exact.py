@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import DISTANCES, exact_distances
-from ray_backfill.engine.index import Found, IndexSettings, Partition, make_partition
+from ray_backfill.engine.index import IndexSettings, Partition, make_partition
 from ray_backfill.engine.index import exact as exact_module
+from ray_backfill.engine.lists import RankedLists
 from tests.engine.index.threads import search_while_made
 
 EXACT = IndexSettings()
@@ -31,8 +32,8 @@ def brute_force(
     return found
 
 
-def assert_found(found: Found, expected: tuple[np.ndarray, np.ndarray]) -> None:
-    np.testing.assert_array_equal(found.position, expected[1])
+def assert_found(found: RankedLists, expected: tuple[np.ndarray, np.ndarray]) -> None:
+    np.testing.assert_array_equal(found.item, expected[1])
     np.testing.assert_array_equal(found.distance.view(np.uint32), expected[0].view(np.uint32))
 
 
@@ -170,7 +171,7 @@ def test_threads_search_while_one_updates() -> None:
     for partition, found in answers:
         position = partition.positions()
         order = np.argsort(dist_QN[:, position], axis=1, kind="stable")[:, :5]
-        np.testing.assert_array_equal(found.position, position[order])
+        np.testing.assert_array_equal(found.item, position[order])
 
 
 def test_a_position_may_come_back_with_another_vector() -> None:
@@ -181,7 +182,7 @@ def test_a_position_may_come_back_with_another_vector() -> None:
         partition = partition.without(np.array([7]))
     with pytest.raises(ValueError, match="position 7 does not exist"):
         partition.without(np.array([7]))
-    assert partition.search(np.array([[3.6]]), 2).position.tolist() == [[103, 104]]
+    assert partition.search(np.array([[3.6]]), 2).item.tolist() == [[103, 104]]
 
 
 def test_deleted_rows_take_memory_until_compaction_and_a_deleted_prefix_takes_no_time() -> None:

@@ -14,8 +14,9 @@ import pytest
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import DISTANCES, exact_distances
-from ray_backfill.engine.index import Found, IndexSettings, check_index, faiss_index, make_partition
+from ray_backfill.engine.index import IndexSettings, check_index, faiss_index, make_partition
 from ray_backfill.engine.index.faiss_index import FaissPartition
+from ray_backfill.engine.lists import RankedLists
 from tests.engine.index.threads import search_while_made
 
 RNG = np.random.default_rng(0)
@@ -38,8 +39,8 @@ def filled(kind: str, distance: str = "cosine", effort: int = 0, rows: int = 600
     return partition(kind, distance, effort).with_rows(VECTORS[:rows], np.arange(rows))
 
 
-def assert_same(a: Found, b: Found) -> None:
-    np.testing.assert_array_equal(a.position, b.position)
+def assert_same(a: RankedLists, b: RankedLists) -> None:
+    np.testing.assert_array_equal(a.item, b.item)
     np.testing.assert_allclose(a.distance, b.distance, rtol=1e-5, atol=1e-5)
 
 
@@ -48,7 +49,7 @@ def assert_same(a: Found, b: Found) -> None:
 def test_distances_are_ours(kind: str, distance: str) -> None:
     found = filled(kind, distance, effort=32).search(QUERIES, 20)
     dist_QN = exact_distances(QUERIES, VECTORS, distance)
-    np.testing.assert_array_equal(found.position, np.argsort(dist_QN, axis=1)[:, :20])
+    np.testing.assert_array_equal(found.item, np.argsort(dist_QN, axis=1)[:, :20])
     np.testing.assert_allclose(found.distance, np.sort(dist_QN, axis=1)[:, :20], rtol=1e-5, atol=1e-5)
 
 
@@ -108,22 +109,22 @@ def test_requests_for_more_rows_stop_when_the_lists_are_exhausted() -> None:
     main, kind = replace(whole._main, index=counting), replace(whole.kind, most_nearest=1 << 40)
     found = replace(whole, _main=main, kind=kind).without(np.arange(0, 6000, 2)).search(QUERIES, 500)
     assert counting.wanted == [1000]
-    assert (found.position[:, -1] == -1).all()
-    assert (found.position[:, 0] % 2 == 1).all()
+    assert (found.item[:, -1] == -1).all()
+    assert (found.item[:, 0] % 2 == 1).all()
 
 
 def test_effort_is_nprobe() -> None:
     few, many = (filled("IVF64,Flat", effort=effort).search(QUERIES, 1000) for effort in (2, 64))
     default = filled("IVF64,Flat").search(QUERIES, 1000)
-    assert (default.position >= 0).sum() < (few.position >= 0).sum() < (many.position >= 0).sum()
+    assert (default.item >= 0).sum() < (few.item >= 0).sum() < (many.item >= 0).sum()
 
 
 def test_a_graph_takes_its_share_of_the_effort() -> None:
     graph = filled("HNSW8", effort=400)
-    truth = filled("Flat").search(QUERIES, 5).position
+    truth = filled("Flat").search(QUERIES, 5).item
 
     def recall(share: float) -> float:
-        return float((graph.search(QUERIES, 5, share).position[:, :, None] == truth[:, None]).any(1).mean())
+        return float((graph.search(QUERIES, 5, share).item[:, :, None] == truth[:, None]).any(1).mean())
 
     assert recall(1.0) > 0.98
     assert recall(0.01) < recall(1.0) - 0.05
@@ -160,10 +161,10 @@ def test_threads_search_while_one_updates(kind: str) -> None:
     flat = exact_distances(QUERIES[:3], VECTORS, "cosine")
     for version, found in answers:
         rows = alive[id(version)]
-        assert np.isin(found.position, rows).all()
+        assert np.isin(found.item, rows).all()
         if "Flat" in kind:
             expected = rows[np.argsort(flat[:, rows], axis=1)[:, :5]]
-            np.testing.assert_array_equal(found.position, expected)
+            np.testing.assert_array_equal(found.item, expected)
 
 
 @pytest.mark.parametrize("kind", ["Flat", "IVF16,Flat", "IVF16,PQ8x4", "PQ8x4", "SQ8", "HNSW8", "PCA12,IVF16,SQ8"])
@@ -318,7 +319,7 @@ import faiss.contrib.torch_utils, numpy as np
 from ray_backfill.engine.index import IndexSettings, make_partition
 vectors = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
 partition = make_partition(IndexSettings("Flat"), "l2", 8, None).with_rows(vectors, np.arange(50)).without(np.arange(5))
-print(partition.search(vectors[:9], 1).position.ravel().tolist())
+print(partition.search(vectors[:9], 1).item.ravel().tolist())
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = json.loads(result.stdout)

@@ -5,17 +5,19 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from ray_backfill.engine.index import Found
+from ray_backfill.engine.lists import RankedLists
 
 P = TypeVar("P")
 
 
-def search_while_made(versions: Iterable[P], search: Callable[[P], Found], threads: int) -> list[tuple[P, Found]]:
+def search_while_made(
+    versions: Iterable[P], search: Callable[[P], RankedLists], threads: int
+) -> list[tuple[P, RankedLists]]:
     """Return (version, search result) pairs of threads that search while later versions are made.
 
     Every third version is searched before the next one is made, others may be missed; the first is always searched.
     """
-    answers: list[tuple[P, Found]] = []
+    answers: list[tuple[P, RankedLists]] = []
     shared: list[P] = []
     is_over = False
 

@@ -15,7 +15,7 @@ from ray_backfill.engine import device
 from ray_backfill.engine.distances import DISTANCES, ProductForm
 from ray_backfill.engine.replay import shard
 from ray_backfill.engine.replay.engine import measure_prepared, split_gallery
-from ray_backfill.engine.replay.first import first_items, prepare_first
+from ray_backfill.engine.replay.first import first_lists, prepare_first
 from ray_backfill.engine.replay.prepare import Served, prepare_replay
 from ray_backfill.engine.replay.shard import LocalShards, make_forms
 from tests.engine.replay.cases import CUT_METRICS, METRICS, random_pair
@@ -52,12 +52,12 @@ def test_torch_finds_the_same_first_items() -> None:
     label = rng.integers(0, 9, 900)
     truth = rb.GroundTruth.from_labels(np.arange(30) % 9, label)
     systems, served, rows = [pair.backward, pair.forward], Served(0, 1, {"": rng.permutation(900)}), np.arange(30)
-    prepared = prepare_first(served, truth, rows, 5)
+    prepared = prepare_first(served, truth, rows, 5, 3)
     found = []
     for name in (None, "cpu"):
         shards = split_gallery(make_forms(systems, prepared, "cosine"), 1, prepared, torch_device=name)
-        found.append(first_items(prepared, truth, LocalShards(shards), 2)[""])
-    for here, there in zip(*([f.item, f.is_forward, f.is_right] for f in found), strict=True):
+        found.append(first_lists(prepared, truth, LocalShards(shards), 2)[""])
+    for here, there in zip(*found, strict=True):
         np.testing.assert_array_equal(here, there)
 
 

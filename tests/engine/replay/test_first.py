@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from ray_backfill.engine.lists import RankedLists, measure_lists
 from ray_backfill.engine.merges import RAW, Merge, ScoreMap
-from ray_backfill.engine.replay import NOTHING, FirstItems, Served, find_first, replay
+from ray_backfill.engine.replay import Curve, Served, find_first, replay
 from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, Switch, UpgradePair
 from tests.engine.replay.cases import random_pair, random_truth
 
@@ -12,12 +13,12 @@ POINTS = 12
 
 
 def by_definition(
-    pair: UpgradePair, truth: GroundTruth, order: np.ndarray, queries: np.ndarray, distance: str, merge: Merge = RAW
-) -> FirstItems:
-    """One query and moment at a time; distances are whole numbers, so that nothing is rounded."""
+    pair: UpgradePair, truth: GroundTruth, order: np.ndarray, queries: np.ndarray, distance: str, k: int,
+    merge: Merge = RAW,
+) -> RankedLists:  # fmt: skip
+    """One query and moment at a time; (squared) distances are whole numbers, so that nothing is rounded."""
     n = pair.n_gallery
-    item = np.full((len(queries), POINTS), NOTHING, np.uint32)
-    is_forward, is_right = np.zeros((2, len(queries), POINTS), np.bool_)
+    lists = RankedLists.nothing(len(queries), POINTS, k)
     for row, q in enumerate(queries):
         both = {}
         for name, system in (("backward", pair.backward), ("forward", pair.forward)):
@@ -33,17 +34,24 @@ def by_definition(
                 found = both["forward" if j in done else "backward"][j]
                 root = np.float32(np.sqrt(found) if distance == "l2" else found)
                 (score,) = merge.scores(np.array([root]), np.array([j in done]))
-                ranked.append((score, found, j, j in done))
-            if ranked:
-                _, _, item[row, i], is_forward[row, i] = min(ranked)
-                is_right[row, i] = item[row, i] in truth.positives_of(q)
-    return FirstItems(item, is_forward, is_right)
+                ranked.append((score, root, j, j in done))
+            for place, (score, root, j, is_done) in enumerate(sorted(ranked)[:k]):
+                at = row, i, place
+                lists.item[at], lists.distance[at], lists.score[at], lists.is_forward[at] = j, root, score, is_done
+    return lists
 
 
-@pytest.mark.parametrize("seed", range(4))
+def assert_equal(found: RankedLists, expected: RankedLists) -> None:
+    for name in RankedLists._fields:
+        mine, right = getattr(found, name), getattr(expected, name)
+        np.testing.assert_array_equal(mine, right)
+        assert mine.dtype == right.dtype
+
+
+@pytest.mark.parametrize(("seed", "k"), [(0, 1), (1, 3), (2, 1), (3, 50)])
 @pytest.mark.parametrize("distance", ["l2", "inner_product"])
 @pytest.mark.parametrize("switch", ["progressively", "at_end", "only_backfilled"])
-def test_first_items_with_ties(seed: int, distance: str, switch: Switch) -> None:
+def test_first_items_with_ties(seed: int, k: int, distance: str, switch: Switch) -> None:
     rng = np.random.default_rng(seed)
     pair = random_pair(rng, 15, 40, tied=True)
     # As many dimensions on both sides, so that items of the two systems tie, too.
@@ -53,19 +61,19 @@ def test_first_items_with_ties(seed: int, distance: str, switch: Switch) -> None
     orders = {name: rng.permutation(40) for name in "ab"}
     queries = rng.permutation(np.setdiff1d(np.arange(15), truth.skipped))[:9]
     served = Served(0, 1, orders, switch)
-    found = find_first([pair.backward, pair.forward], served, truth, queries, POINTS, distance)
+    found = find_first([pair.backward, pair.forward], served, truth, queries, POINTS, distance, k)
     curves = replay(pair, truth, orders, POINTS, ("mAP", "CMC@1"), distance)
     for name, order in orders.items():
-        expected = by_definition(pair, truth, order, queries, distance)
-        np.testing.assert_array_equal(found[name].item, expected.item)
-        np.testing.assert_array_equal(found[name].is_forward, expected.is_forward)
-        np.testing.assert_array_equal(found[name].is_right, expected.is_right)
-        curve = curves[name]
-        np.testing.assert_array_equal(
-            found[name].is_right, curve.top1_correct[np.searchsorted(curve.scored, queries)]
-        )  # fmt: skip
+        assert_equal(found[name], by_definition(pair, truth, order, queries, distance, k))
+        assert_right_as_in(curves[name], found[name], truth, queries)
     if switch == "only_backfilled":
-        assert (found["a"].item[:, 0] == NOTHING).all()
+        assert (found["a"].item[:, 0] == -1).all()
+
+
+def assert_right_as_in(curve: Curve, found: RankedLists, truth: GroundTruth, queries: np.ndarray) -> None:
+    """The lists' first items are right where the replay says so."""
+    _, first_is_right = measure_lists(found.item, truth, queries, ())
+    np.testing.assert_array_equal(first_is_right, curve.top1_correct[np.searchsorted(curve.scored, queries)])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -82,13 +90,12 @@ def test_first_items_of_a_merge(seed: int, switch: Switch) -> None:
     order = rng.permutation(40)
     queries = np.setdiff1d(np.arange(15), truth.skipped)[:9]
     systems, served = [pair.backward, pair.forward], Served(0, 1, {"": order}, switch, merge)
-    found = find_first(systems, served, truth, queries, POINTS, "l2")[""]
-    expected = by_definition(pair, truth, order, queries, "l2", merge)
-    raw = by_definition(pair, truth, order, queries, "l2")
-    np.testing.assert_array_equal(found.item, expected.item)
-    np.testing.assert_array_equal(found.is_forward, expected.is_forward)
+    found = find_first(systems, served, truth, queries, POINTS, "l2", 2)[""]
+    expected = by_definition(pair, truth, order, queries, "l2", 2, merge)
+    raw = by_definition(pair, truth, order, queries, "l2", 2)
+    assert_equal(found, expected)
     curve = replay(pair, truth, order, POINTS, ("mAP", "CMC@1"), "l2", merge=merge)
-    np.testing.assert_array_equal(found.is_right, curve.top1_correct[np.searchsorted(curve.scored, queries)])
+    assert_right_as_in(curve, found, truth, queries)
     if switch == "progressively":
         assert (expected.item != raw.item).any()
 
@@ -101,5 +108,5 @@ def test_a_query_that_ignores_nearly_everything() -> None:
     order = rng.permutation(60)
     systems, served = [pair.backward, pair.forward], Served(0, 1, {"": order})
     found = find_first(systems, served, truth, np.arange(2), POINTS, "l2")[""]
-    assert set(found.item[0]) <= {7, 50}
-    np.testing.assert_array_equal(found.item, by_definition(pair, truth, order, np.arange(2), "l2").item)
+    assert set(found.item[0].ravel()) <= {7, 50}
+    assert_equal(found, by_definition(pair, truth, order, np.arange(2), "l2", 1))
