@@ -389,8 +389,7 @@ def fit_into(
 
     title: of the method, for the terminal.
     """
-    if isinstance(device, str):
-        device = Deferred("torch", "device")(device)
+    place: Device = Deferred("torch", "device")(device) if isinstance(device, str) else device
     last_loss, epochs = math.nan, fit.epochs(settings)
     rank, size = Deferred("ray_backfill.learn.models.gather", "rank_and_size")() if fit.is_trained else (0, 1)
     with step(title) as shown:
@@ -400,7 +399,7 @@ def fit_into(
             last_loss = loss
             shown.note(f"epoch {epoch} of {epochs}, loss {loss:.3f}")
 
-        fitted = fit.fit(data, settings, distance, device, on_epoch)
+        fitted = fit.fit(data, settings, distance, place, on_epoch)
     if rank == 0 and (math.isfinite(last_loss) or not fit.is_trained):
         save_network(folder, fitted.network)
         of_training = {"loss": last_loss, "workers": size} if fit.is_trained else {}
