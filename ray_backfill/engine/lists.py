@@ -21,9 +21,9 @@ class RankedLists(NamedTuple):
 
     Shapes are those of one moment; lists of several moments are (b, T, k).
 
-    item: (b, k) int64 gallery positions; -1 behind the last answer. distance: (b, k) float32 in the system that serves
-    the item, there inf. score: (b, k) float64 sort key, there inf; the distance itself unless a merge maps it.
-    is_forward: (b, k) whether the forward system serves the item; False of an index, which knows no side.
+    item: (b, k) int64 gallery positions; -1 behind the last answer, where distance and score are infinite. distance:
+    (b, k) float32 in the system that serves the item. score: (b, k) float64 sort key, the distance itself unless a
+    merge maps it. is_forward: (b, k) whether the forward system serves the item; an index knows no side and says False.
     """
 
     item: IntArray

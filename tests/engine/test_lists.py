@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_backfill.engine.lists import RankedLists, best_first, joined, measure_lists, merge_lists, merge_sides
+from ray_backfill.engine.lists import (
+    RankedLists,
+    best_first,
+    joined,
+    measure_lists,
+    merge_lists,
+    merge_sides,
+    rank_lists,
+)
 from ray_backfill.engine.merges import RAW, Merge, ScoreMap
+from ray_backfill.engine.metrics import Rankings
 from ray_backfill.engine.systems import GroundTruth
 from tests import reference
 from tests.reference import Answer
@@ -127,3 +136,12 @@ def test_metrics_of_lists_are_those_of_a_walk_down_each(seed: int, is_graded: bo
             assert first_is_right[row, i] == (bool(listed) and kind[q, listed[0]] == 1)
     one_moment, _ = measure_lists(item[:, 1], truth, queries, metrics)
     np.testing.assert_array_equal(one_moment[:, 0], values[:, 1])
+
+
+def test_rankings_that_are_cut_take_the_first_right_answers_only() -> None:
+    """And keep what they had at further points."""
+    truth = GroundTruth.from_positives([[0, 1, 2], [3]], n_gallery=10)
+    rankings = Rankings(np.full(4, 7), np.array([0, 1, 2]), np.full(4, 5, np.int32))
+    rank_lists(np.array([[[1, 0, 2]], [[9, 3, 8]]]), truth, np.arange(2), rankings)
+    assert rankings.before.tolist() == [0, 7, 1, 7], "two points of each query"
+    assert rankings.places.tolist() == [1, 5, 0, 5]
