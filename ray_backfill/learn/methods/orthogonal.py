@@ -46,10 +46,13 @@ class JointFit(FitByItems):
         return _TRAIN(data, settings.transforms, self.strict, distance == "cosine", device, on_epoch)
 
     def step_flops(self, dims: Mapping[str, int], n: int, n_classes: int, settings: FitSettings, distance: str) -> int:
-        """Both maps, cosines of n F(old) to n B(new) and to n old embeddings, and W W^T (``papers.orthogonal``)."""
+        """Both maps, cosines of n F(old) to n B(new) and to n old embeddings, and products of weights.
+
+        These are W W^T of a penalty, or a rotation by its parameters; torch does not count the matrix exponential.
+        """
         old, new = dims["old"], dims["new"]
         contrasts = n * n * (6 * new + 4 * min(old, new))
-        return n * trained_flops([], [(old, new), (new, new)]) + contrasts + 6 * new**3 * (not self.strict)
+        return n * trained_flops([], [(old, new), (new, new)]) + contrasts + new**3 * (4 if self.strict else 6)
 
 
 _B = mapped("B", "new")

@@ -92,14 +92,18 @@ class HeadFit(Fit):
         return _TRAIN(self.loss, data, label_N, training, self.learn_new, device, on_epoch)
 
     def step_flops(self, dims: Mapping[str, int], n: int, n_classes: int, settings: FitSettings, distance: str) -> int:
-        """psi, rho, and the distances of n anchors in the systems that the loss contrasts (``papers.rank_merge``)."""
+        """psi, rho, and the distances of n anchors in the systems that the loss contrasts (``papers.rank_merge``).
+
+        As torch counts them: of l2 distances (``cdist``) only the gradients, towards both sides.
+        """
         old, new, blocks, name = dims["old"], dims["new"], settings.heads.blocks, self.loss.__name__
         psi, rho = ([2 * new] * (blocks - 1) + [size] for size in (old, new))
         of_psi, of_rho = (list(pairwise([new, *sizes])) for sizes in (psi, rho))
         layers, first = ([*of_psi, *of_rho[1:]], of_rho[:1]) if self.learn_new else (of_psi[1:], of_psi[:1])
+        is_l2 = settings.heads.loss.distance == "l2"
         in_old = name in ("cl_s", "cl_m", "mcl")  # old embeddings get no gradient, nor do new ones without rho
         in_new = name in ("cl_m", "mcl", "within_new")
-        pairs = 4 * old * in_old + (6 if self.learn_new else 2) * new * in_new
+        pairs = 4 * old * in_old + ((6 if self.learn_new else 2) - 2 * is_l2) * new * in_new
         return n * trained_flops(layers, first) + n * n * pairs
 
 
