@@ -30,6 +30,14 @@ WITH_RAY = {
     "test_live_quality_is_that_of_the_replay",
     "test_churn_and_rollback",  # a shard is killed
 }
+# Files of tests that start a Ray -> which of them run one after the other.
+GROUPS = {
+    "the shared Ray": ("tests/cluster",),
+    "their own": (
+        *("tests/jobs", "tests/power", "tests/encode/test_stage.py", "tests/forecast/test_forecasting.py"),
+        *("tests/core/test_secrets.py", "tests/reproduction/test_experiment.py", "tests/test_readme.py"),
+    ),
+}
 _ray = ExitStack()
 
 
@@ -49,13 +57,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Each process takes the next file when it has none; those that share a Ray are one, which begins."""
+    """Each process takes the next file when it has none; those that start a Ray are two groups, which begin.
+
+    Three clusters on two cores take longer than two and then the third, and their timeouts pass.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return next((folder for folder in ("tests/cluster", "tests/jobs") if file.startswith(folder)), file)
+            return next((group for group, files in GROUPS.items() if file.startswith(files)), file)
 
     config.option.loadscopereorder = False
     return ByFile(config, log)
