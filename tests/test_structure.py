@@ -33,7 +33,7 @@ ROOMS = [
 ]
 FLOOR_OF = {room: floor for floor, room in enumerate(ROOMS)}
 # What the package may weigh. Who adds a product raises these by what it names; 39,000 lines are the aim.
-MOST_FILES, MOST_LINES, MOST_ROOMS, MOST_PAIRS = 260, 48_286, 19, 71
+MOST_FILES, MOST_LINES, MOST_ROOMS, MOST_PAIRS = 260, 48_289, 19, 71
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 600, 50
 
 # Library -> the rooms, or modules of rooms, that may import it.
