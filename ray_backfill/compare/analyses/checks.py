@@ -47,12 +47,11 @@ def check_fits(comparison: "Comparison", *_: object) -> list[CheckRow] | None:
         return None
     with_baseline, metric = [*find_methods((BASELINE,)), *methods], how.metrics[0]
     merges = {method.name: comparison.merges_of(method) for method in with_baseline}
-    merges[BASELINE] |= {RAW.name: RAW}  # a fitted method that is a reference, such as rho alone, has no other merge
+    merges[BASELINE] |= {RAW.name: RAW}  # the only merge of a reference that is fitted, such as rho_alone
     with detail("check fits"):
         curves = replay_on_validation(
-            validation, with_baseline, comparison.maps, metric, how.distance, how.order_seed,
-            merges_of=lambda method: merges[method.name],
-        )  # fmt: skip
+            validation, with_baseline, comparison.maps, metric, how.distance, how.order_seed, merges=merges
+        )
     rows = []
     for method in methods:
         pairs = [(curves[key], curves[BASELINE, key[1]]) for key in curves if key[0] == method.name]
