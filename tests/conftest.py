@@ -1,6 +1,7 @@
 """What tests of several rooms use."""
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -18,6 +19,9 @@ import faiss
 import pytest
 from hypothesis import settings
 
+# A shell without job control starts what runs in the background with Ctrl-C ignored, and its children keep that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # `make test` draws a quarter of the examples: --hypothesis-profile=few.
 settings.register_profile("many", max_examples=240, deadline=None)
 settings.register_profile("few", max_examples=60, deadline=None)
@@ -30,7 +34,7 @@ WITH_RAY = {
     "test_live_quality_is_that_of_the_replay",
     "test_churn_and_rollback",  # a shard is killed
 }
-# Files of tests that start a Ray -> which of them run one after the other.
+# Tests that start a Ray: name of a group, which one process runs -> its files.
 GROUPS = {
     "the shared Ray": ("tests/cluster",),
     "their own": (
@@ -51,6 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(1500, method="thread"))
             if item.name.partition("[")[0] not in WITH_RAY:
                 item.add_marker("full")
+            if not item.nodeid.startswith(tuple(file for files in GROUPS.values() for file in files)):
+                raise pytest.UsageError(f"{item.nodeid} starts a Ray: add its file to GROUPS in tests/conftest.py")
     items[:] = [item for item in items if bool(item.get_closest_marker("gpu")) == bool(os.environ.get("GPU_TESTS"))]
     items.sort(key=lambda item: item.get_closest_marker("cluster") is None)
 
@@ -59,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Each process takes the next file when it has none; those that start a Ray are two groups, which begin.
 
-    Three clusters on two cores take longer than two and then the third, and their timeouts pass.
+    Three at a time, on two cores, have run into their timeouts.
     """
     from xdist.scheduler import LoadScopeScheduling
 

@@ -81,12 +81,12 @@ def replay_on_validation(
     distance: str,
     seed: int,
     threads: int | None = None,
-    merges_of: Callable[[Method], Mapping[str, Merge]] = lambda _: {RAW.name: RAW},
+    merges: Mapping[str, Mapping[str, Merge]] | None = None,
 ) -> Mapping[tuple[str, str], Curve]:
     """(method, merge) name -> its curve, over at most 4,096 items of the validation part.
 
-    seed: for the sample and the order. merges_of: the merges of a method by name. Cost: two matrix products of these
-    items for each method, and its map.
+    seed: for the sample and the order. merges: method -> its merges by name; raw distances by default. Cost: two matrix
+    products of these items for each method, and its map.
     """
     folder = _as_gallery(validation, seed)
     truth, embeddings = ground_truth(folder), embeddings_of(folder)
@@ -94,7 +94,7 @@ def replay_on_validation(
     found = distinct_systems(methods, [method.pair(embeddings, maps.of(method)) for method in methods])
     served, keys = [], []
     for method, at, switch in zip(methods, found.at, found.switches, strict=True):
-        for name, merge in merges_of(method).items():
+        for name, merge in ({RAW.name: RAW} if merges is None else merges[method.name]).items():
             served.append(Served(*at, {ORDER: order}, switch, merge))
             keys.append((method.name, name))
     curves = replay_pairs(found.systems, served, truth, POINTS, metric, distance, threads=threads)

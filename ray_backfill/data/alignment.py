@@ -106,13 +106,14 @@ def _what_is_wrong(sample: _Sample) -> tuple[str, float]:
             rows = f"{abs(by)} row{'s' * (abs(by) > 1)} {'below' if by > 0 else 'above'}"
             return f"an item's new vector seems to be {rows} its old one{_where(sample, strange, parts)}", 0.0
     found, deviation = _correlation(old, new), np.sqrt(2 / (n * (n - 3)))
+    by_chance = "old and new agree no better than chance on which items are similar"
     if found < min(_SURE * deviation, _LEAST - _SURE * deviation):
-        return f"old and new agree no better than chance on similar items (correlation {found:.3f})", found
+        return f"{by_chance} (correlation {found:.3f})", found
     of_part = np.array([_correlation(old[part], new[part]) for part in parts])
     usual = float(np.quantile(of_part, 0.75))
     strange = [part for part, own in zip(parts, of_part, strict=True) if usual > _CLEAR and own < _STRANGE * usual]
     if strange:
-        return f"old and new agree no better than chance on similar items{_where(sample, strange, parts)}", found
+        return by_chance + _where(sample, strange, parts), found
     return "", found
 
 

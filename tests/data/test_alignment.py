@@ -71,7 +71,7 @@ def test_a_split_in_another_order_stops_every_command(
         assert run(words[0], "--data", data, "--out", tmp_path / "out", *words[1:]) == 2
         error = capsys.readouterr().err.strip()
         assert len(error.splitlines()) == 1
-        assert f"{split}.parquet: old and new agree no better than chance on similar items" in error
+        assert f"{split}.parquet: old and new agree no better than chance on which items are similar" in error
         assert "same row order?" in error
     found = diagnose(data)
     assert [(each.level, each.where) for each in found.findings] == [("error", f"{split}.parquet")]

@@ -10,7 +10,6 @@ from ray_backfill.page.sections import Cell, Folded, Section, limits, share, tab
 
 if TYPE_CHECKING:
     from ray_backfill.compare.resolve import Comparison
-    from ray_backfill.engine.merges import Merge
     from ray_backfill.learn.methods import Method
 
 BASELINE = "rm_naive"
@@ -47,15 +46,11 @@ def check_fits(comparison: "Comparison", *_: object) -> list[CheckRow] | None:
     if not methods or validation is None or why_not_judged(validation):
         return None
     with_baseline, metric = [*find_methods((BASELINE,)), *methods], how.metrics[0]
-
-    def merges_of(method: "Method") -> dict[str, "Merge"]:
-        # A fitted method that is a reference, such as rho alone, has raw distances only.
-        always = {RAW.name: RAW} if method.name == BASELINE else {}
-        return always | comparison.merges_of(method)
-
+    merges = {method.name: comparison.merges_of(method) for method in with_baseline}
+    merges[BASELINE] |= {RAW.name: RAW}  # the only merge of a reference that is fitted, such as rho_alone
     with detail("check fits"):
         curves = replay_on_validation(
-            validation, with_baseline, comparison.maps, metric, how.distance, how.order_seed, merges_of=merges_of
+            validation, with_baseline, comparison.maps, metric, how.distance, how.order_seed, merges=merges
         )
     rows = []
     for method in methods:

@@ -91,7 +91,7 @@ def test_embeddings_are_made_again_three_times_at_most(
 def test_an_idle_embedding_actor_that_dies_is_an_incident(tmp_path: Path, ray_session: None) -> None:
     """Three operations of one item and one of six, which waits 30 s: one of two actors is idle meanwhile.
 
-    Both run at low priority, so that a busy machine takes minutes. When a drill ends, who waits keeps its CPU for as long.
+    Both run at low priority, so that a busy machine takes minutes. An actor that waits keeps its CPU after the drill.
     """
     data, told = write_folder(tmp_path / "data"), list[tuple[str, str]]()
     items = [np.array([0]), np.array([1]), np.array([2]), np.arange(3, 9)]

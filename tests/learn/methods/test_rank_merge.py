@@ -146,13 +146,13 @@ def test_full_rm_serves_what_the_paper_says() -> None:
     e = Embeddings({"old": arrays[0], "new": arrays[1]}, {"old": arrays[2], "new": arrays[3]})
     heads = Heads(4, 6, learn_new=True).eval()
     pair = all_methods()["rm"].pair(e, heads)
+    heads.double()
     with torch.no_grad():
-        rho_query = heads.rho(torch.from_numpy(e.query["new"]))
-        rho_gallery = heads.rho(torch.from_numpy(e.gallery["new"]))
-        # float32 sums of another length: the error is relative to the vector, whose values are about 0.3
-        np.testing.assert_allclose(pair.backward.query, heads.psi(rho_query).numpy(), rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(pair.forward.query, rho_query.numpy(), rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(pair.forward.gallery, rho_gallery.numpy(), rtol=1e-5, atol=1e-6)
+        rho_query, rho_gallery = (heads.rho(torch.from_numpy(of["new"]).double()) for of in (e.query, e.gallery))
+        psi_query = heads.psi(rho_query.float().double())  # what stands between two maps is rounded
+    for vectors, expected in ((pair.forward.query, rho_query), (pair.forward.gallery, rho_gallery)):
+        np.testing.assert_allclose(vectors, expected.numpy(), rtol=1e-7)
+    np.testing.assert_allclose(pair.backward.query, psi_query.numpy(), rtol=1e-7)
     assert pair.backward.gallery is e.gallery["old"]
 
 
