@@ -15,6 +15,7 @@ from ray_backfill.compare import write as simulating
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import is_finished
 from ray_backfill.drill import run as drill
+from ray_backfill.drill.tables import FORMAT
 from ray_backfill.forecast.report import read_forecast
 from tests.drill.report.folder import SETTINGS, write_drill
 from tests.forecast.test_forecasting import embed, write
@@ -97,5 +98,5 @@ def test_drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             drill._conclude(folder, facts, facts, facts, facts, {})
     assert is_finished(folder)
     assert not any((folder / name).exists() for name in PAGES)
-    assert drill._is_there(folder, RunKey("live", SETTINGS), overwrite=False)
+    assert drill._is_there(folder, RunKey("live", SETTINGS, format=FORMAT), overwrite=False)
     assert all((folder / name).exists() for name in PAGES)

@@ -15,6 +15,7 @@ import pytest
 from ray_backfill.compare.report import html, read_results, write_report
 from ray_backfill.compare.tables import LeftOut, MethodTraits
 from ray_backfill.page import parts
+from ray_backfill.page.heading import INVENTED
 from tests.compare.report.folder import MANIFEST, METHODS, many_methods, write_costs, write_results
 from tests.compare.report.page import Page
 
@@ -80,18 +81,17 @@ def test_where_nothing_is_recommended_there_are_no_questions(tmp_path: Path) -> 
 def test_data_set_recipe_and_date_stand_with_what_was_run(
     tmp_path: Path, data: dict[str, str], expected: dict[str, str | None]
 ) -> None:
-    _, _, top = page(write_results(tmp_path, data=data)).text.partition("<h2>What was run</h2>")
+    _, _, top = page(write_results(tmp_path, data=MANIFEST["data"] | data)).text.partition("<h2>What was run</h2>")
     for word, value in (expected | {"date": "2026-01-02 03:04 UTC"}).items():
         assert (f"<dt>{word}</dt>" in top) == (value is not None)
         assert value is None or f"<dt>{word}</dt><dd>{value}</dd>" in top
 
 
 def test_invented_data_and_warnings_follow_the_verdict(tmp_path: Path) -> None:
-    for number, data in enumerate(({"is_synthetic": True}, {"embeddings": "synthetic: no image was seen"})):
-        text = page(write_results(tmp_path / str(number), data=data)).text
-        assert text.index('class="verdict"') < text.index("Invented data: ") < text.index('class="first"')
+    text = page(write_results(tmp_path / "drawn", data=MANIFEST["data"] | {"notes": [INVENTED]})).text
+    assert text.index('class="verdict"') < text.index(INVENTED) < text.index('class="first"')
     text = page(write_results(tmp_path / "real")).text
-    assert "Invented data" not in text
+    assert INVENTED not in text
     for warning in ("old was stored as float16", "left out: 9; skipped_queries.parquet lists them."):
         assert text.index('class="verdict"') < text.index(warning) < text.index('class="first"')
 
