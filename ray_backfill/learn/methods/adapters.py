@@ -1,10 +1,20 @@
 """Adapters: small maps between the embeddings of two models, fitted on pairs of embeddings alone, without labels.
 
-Each kind comes in two directions: ``_gallery`` maps the old gallery into the new space, {new, A(old)}; ``_query`` maps
-new queries into the old space, {A(new), old}. Source: Schönemann 1966 (Procrustes), Izenman 1975 (reduced-rank
-regression), Mukherjee and Zhu 2011 (the same with a ridge penalty), and "drift adapters", 2025 (low-rank affine,
-residual MLP) for retrieval. Penalties and ranks that are not given are chosen by cross-validation: with as many
-dimensions as hundreds of items plain least squares learns noise (docs/results/atlas.md).
+{a, b}: queries are compared by a, gallery items by b. Each kind of map A comes in two directions:
+
+- ``ridge_gallery`` and the like: {new, A(old)} for items that are not backfilled, {new, new} for those that are; both
+  answers are merged by distance. The new model alone embeds queries, at no more cost, from the first day; the old
+  gallery is mapped once, for p q multiply-accumulates an item, and A goes when all items are backfilled.
+- ``ridge_query`` and the like: {A(new), old}, then {new, new}: the gallery is left as it is, and each query is mapped.
+
+A(x) = x W + b; where distances are cosines, x is scaled to length 1 first, in fitting and afterwards. W and b come from
+items that both models have embedded (the train split) by the formulas below. ``ridge``: the W that minimises
+||X W - Y||^2 + strength ||W||^2, X and Y centred, times a factor (``stretch``).
+
+Source: Schönemann 1966 (Procrustes), Izenman 1975 (reduced-rank regression), Mukherjee and Zhu 2011 (the same with a
+ridge penalty), and "drift adapters", 2025 (low-rank affine, residual MLP) for retrieval. Penalties and ranks that are
+not given are chosen by cross-validation: with as many dimensions as hundreds of items plain least squares learns noise
+(docs/results/atlas.md).
 
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 """

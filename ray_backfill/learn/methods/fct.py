@@ -1,5 +1,15 @@
 """Maps of the old gallery into the new space: FCT, BiCT and FastFill train h, which predicts new embeddings from old.
 
+{a, b}: queries are compared by a, gallery items by b. ``fct`` is {new, h(old)} for items that are not backfilled and
+{new, new} for those that are; both answers are merged by distance. The new model alone embeds queries, at no more cost,
+also before the first item is backfilled; h is applied once to each item, and not needed when all are backfilled.
+
+h: two branches d -> 2d -> 2q, which both get the old embedding if there is no side information, and a mixer
+4q -> hidden -> hidden -> q; after each layer but the last batch normalisation and ReLU (``papers.fct``). An item costs
+4d^2 + 8dq + 4q hidden + hidden^2 + hidden q multiply-accumulates, d and q the dimensions of old and new, hidden:
+--transforms.hidden. Both models are fixed; Adam minimises the mean of ||new - h(old)||^2 over the train items
+(``papers.fastfill``).
+
 Source: Ramanujan et al., "Forward Compatible Training for Large-Scale Embedding Retrieval Systems", 2022, and the
 authors' code. BiCT: Su et al., "Privacy-Preserving Model Upgrades with Bidirectional Compatible Training", 2022; we had
 only what the other papers say of it: h is trained as FCT's, on embeddings of a BCT backbone.
