@@ -486,8 +486,7 @@ def pretend(names: list[str]) -> None:
     """Run pieces at a fiftieth of their sizes on a device that is pretended."""
     global DEVICE, SCALE
     SCALE = 0.02
-    places = "ray_backfill.engine.replay.engine", "ray_backfill.engine.replay.first"
-    with pretended(*(f"{place}.ThreadPoolExecutor" for place in places)) as DEVICE:
+    with pretended() as DEVICE:
         for name in names:
             PIECES[name]()
 

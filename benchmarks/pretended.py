@@ -5,10 +5,9 @@ They are made by factories and copies with that device. An operation that takes 
 than a number or a copy, raises; so does ``.numpy()``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -87,15 +86,15 @@ def _enter() -> None:
 
 
 @contextmanager
-def pretended(*pools: str) -> Iterator[str]:
-    """Within it, the device exists. pools: dotted names of ThreadPoolExecutor, whose threads have it, too.
+def pretended() -> Iterator[str]:
+    """Within it, the device exists, also in the threads of pools that are made within it. Yields: its name."""
+    begin = ThreadPoolExecutor.__init__
 
-    Yields: its name.
-    """
-    make: Callable[..., Any] = partial(ThreadPoolExecutor, initializer=_enter)
+    def begin_with_device(pool: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> None:
+        begin(pool, *args, **{"initializer": _enter} | kwargs)
+
     with ExitStack() as stack:
-        for name in pools:
-            stack.enter_context(patch(name, make))
+        stack.enter_context(patch.object(ThreadPoolExecutor, "__init__", begin_with_device))
         stack.enter_context(patch("ray_backfill.engine.replay.engine.check_device", lambda device: None))
         stack.enter_context(_Factories())  # type: ignore[no-untyped-call]
         yield NAME
