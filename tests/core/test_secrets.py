@@ -441,7 +441,7 @@ def test_ray_is_told_none(bucket: Path, data: Path, tmp_path: Path) -> None:
                     with suppress(psutil.Error):
                         if process.pid not in before:
                             shown.add(" ".join(process.cmdline()))
-                time.sleep(0.2)
+                time.sleep(0.5)
             out, err = running.communicate()
         assert running.returncode == 0, err
         assert any("gcs_server" in each for each in shown)

@@ -1,7 +1,6 @@
 """The main job through `ray job submit` on a head of its own."""
 
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,7 +11,9 @@ import pytest
 
 from ray_backfill.core.stages import read_json
 from tests.head import BIN, running_head
-from tests.jobs.conftest import ROOT, TINY
+from tests.jobs.conftest import ROOT
+
+Environment = dict[str, str]
 
 # As typed in the documentation: the two commands of the mission.
 MISSION = re.findall(
@@ -22,19 +23,20 @@ MISSION = re.findall(
 )
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a client of a running head, protected by a token."""
-    with running_head(tmp_path, cpus=2) as head:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+    """The environment of a client of a head with two CPUs, protected by a token, where the default recipe is small."""
+    small = {"RAY_BACKFILL_PLUGINS": "tests.jobs._small_landmarks", "PYTHONPATH": str(ROOT)}
+    with running_head(tmp_path_factory.mktemp("head"), 2, **small) as head:
         yield head.environment | {"RAY_API_SERVER_ADDRESS": head.dashboard}
 
 
-@pytest.fixture(params=[pytest.param(True, marks=pytest.mark.cluster), pytest.param(False, marks=pytest.mark.heavy)])
-def two_cpus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a client of a head with two CPUs, where the default recipe is small or, slowly, as it is."""
-    small = {"RAY_BACKFILL_PLUGINS": "tests.jobs._small_landmarks", "PYTHONPATH": str(ROOT)} if request.param else {}
-    with running_head(tmp_path, 2, **small) as head:
-        yield head.environment | {"RAY_API_SERVER_ADDRESS": head.dashboard}
+@pytest.fixture(scope="module")
+def submitted(cluster: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that both commands have made, one after the other."""
+    out = tmp_path_factory.mktemp("run") / "demo"
+    run_mission(cluster, out)
+    return out
 
 
 def submit(environment: dict[str, str], *entrypoint: str) -> subprocess.CompletedProcess[str]:
@@ -50,39 +52,55 @@ def submit(environment: dict[str, str], *entrypoint: str) -> subprocess.Complete
         time.sleep(1)
 
 
-def test_both_commands_of_the_mission_need_no_option_on_two_cpus(two_cpus: dict[str, str], tmp_path: Path) -> None:
+def run_mission(environment: Environment, out: Path) -> None:
+    """Submit both commands of the mission with no option but --out."""
     assert [command.split()[1] for command in MISSION] == ["jobs/train_mcl.py", "jobs/simulate_gldv2.py"]
     fit, simulate = (command.split() for command in MISSION)
+    fitted = submit(environment, *fit, str(out))
+    assert fitted.returncode == 0, fitted.stdout[-3000:]
+    assert " instead of 2" not in fitted.stdout
+    assert read_json(out / "maps" / "mcl" / "manifest.json")["finished"]
+    simulated = submit(environment, *simulate, str(out))
+    assert simulated.returncode == 0, simulated.stdout[-3000:]
+    assert "train old" not in simulated.stdout, "what the first job made is used"
+    assert {"mcl", "rm"} < set(pd.read_parquet(out / "results" / "summary.parquet").method)
+
+
+@pytest.mark.cluster
+def test_both_commands_of_the_mission_need_no_option_on_two_cpus(submitted: Path) -> None:
+    assert (submitted / "results" / "report.html").exists()
+
+
+@pytest.mark.heavy
+def test_they_need_none_for_the_recipe_as_it_is(tmp_path: Path) -> None:
+    with running_head(tmp_path, 2) as head:
+        run_mission(head.environment | {"RAY_API_SERVER_ADDRESS": head.dashboard}, tmp_path / "run")
+
+
+@pytest.mark.cluster
+def test_what_does_not_fit_is_refused_before_anything_is_trained(cluster: Environment, tmp_path: Path) -> None:
     asked = ["--workers.number", "3", "--actors.number", "4", "--shards", "5"]
-    refused = submit(two_cpus, *simulate, str(tmp_path / "run"), *asked)
+    refused = submit(cluster, "python", "jobs/simulate_gldv2.py", "--out", str(tmp_path / "run"), *asked)
     assert refused.returncode == 1
     said = next(line for line in refused.stdout.splitlines() if line.startswith("error: "))
     for words in ("workers (3 x 1 CPUs) need 3", "actors (4 x 1 CPUs) need 4", "5 gallery shards need 5"):
         assert f"{words} CPUs, but the Ray cluster has 2; lower --" in said
     assert not (tmp_path / "run" / "backbones").exists()
 
-    fitted = submit(two_cpus, *fit, str(tmp_path / "run"))
-    assert fitted.returncode == 0, fitted.stdout[-3000:]
-    assert " instead of 2" not in fitted.stdout
-    assert read_json(tmp_path / "run" / "maps" / "mcl" / "manifest.json")["finished"]
-    simulated = submit(two_cpus, *simulate, str(tmp_path / "run"))
-    assert simulated.returncode == 0, simulated.stdout[-3000:]
-    assert "train old" not in simulated.stdout, "what the first job made is used"
-    assert {"mcl", "rm"} < set(pd.read_parquet(tmp_path / "run" / "results" / "summary.parquet").method)
 
-
-def test_a_submitted_drill_gives_what_was_replayed(finished: Path, cluster: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.cluster
+def test_a_relative_folder_is_refused(cluster: Environment) -> None:
     relative = submit(cluster, "python", "jobs/simulate_gldv2.py", "--out", "runs/demo")
     assert relative.returncode == 1
     assert "error: --out runs/demo is relative; a submitted job needs an absolute path" in relative.stdout, (
         relative.stderr
     )
 
-    # Backbones are there; the rest of the chain is made on the cluster.
-    out = tmp_path / "submitted"
-    shutil.copytree(finished / "backbones", out / "backbones")
+
+@pytest.mark.cluster
+def test_a_submitted_drill_gives_what_was_replayed(submitted: Path, cluster: Environment) -> None:
     drill = submit(
-        cluster, "python", "jobs/drill.py", "--out", str(out), *TINY,
+        cluster, "python", "jobs/drill.py", "--out", str(submitted), "--points", "3",
         "--live.part-items", "10", "--live.quiet-s", "0", "--live.traffic.warm-up-s", "0",
     )  # fmt: skip
     assert drill.returncode == 0, drill.stdout[-3000:]
@@ -91,9 +109,9 @@ def test_a_submitted_drill_gives_what_was_replayed(finished: Path, cluster: dict
     )
     for words in ("t = 0.50: mAP@100", "Live quality equals the replayed curve at all 3 checkpoints", "report: "):
         assert words in drill.stdout, "progress and the end are in the job's log"
-    quality = pd.read_parquet(out / "live" / "quality.parquet")
+    quality = pd.read_parquet(submitted / "live" / "quality.parquet")
     assert (quality.live == quality.exact).all()
-    curves = pd.read_parquet(finished / "results" / "curves.parquet")
+    curves = pd.read_parquet(submitted / "results" / "curves.parquet")
     curves = curves[(curves.method == "rm") & (curves.order == "classifier_score") & (curves["merge"] == "raw")]
     both = quality.merge(curves, on=["metric", "t"])
     assert len(both) == len(quality) == 6

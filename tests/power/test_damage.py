@@ -64,22 +64,33 @@ def words(root: Path, *more: str) -> list[str]:
     return [*SIMULATE.format(root=root, out=root / "work" / "run").split(), *more]
 
 
-@pytest.mark.parametrize("damage", [empty, cut_short, zeroed_at_the_end], ids=lambda damage: damage.__name__)
-@pytest.mark.parametrize("more", [(), ("ridge_gallery",), ("--overwrite",)], ids=str)
-@pytest.mark.parametrize("pattern", ["results/*.parquet", "results/manifest.json", "maps/*/[!.]*", "results/*.png"])
-def test_a_simulation(root: Path, pattern: str, more: tuple[str, ...], damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    ("more", "damages"),
+    [
+        ((), [empty, cut_short, zeroed_at_the_end, empty]),
+        (("ridge_gallery",), [cut_short, zeroed_at_the_end, empty, cut_short]),
+        (("--overwrite",), [zeroed_at_the_end, empty, cut_short, zeroed_at_the_end]),
+    ],
+    ids=["same command", "one method more", "overwrite"],
+)
+def test_a_simulation(
+    simulated: tuple[Path, Image], more: tuple[str, ...], damages: list[Callable[[Path], None]]
+) -> None:
     """As after the power cut of an earlier version, which synced nothing: then every further command ended with 2."""
-    intact = read_image(root / "work")
+    root, intact = simulated
+    restore(root, intact)
     _main(words(root, *more))
     expected = comparable(read_image(root / "work"))
-    restore(root, intact)
-    damaged = list((root / "work" / "run").glob(pattern))
-    assert damaged
-    for file in damaged:
-        damage(file)
-    _main(words(root, *more))
-    assert comparable(read_image(root / "work")) == expected
-    assert is_whole(root / "work" / "run" / "results" / "curves.png")
+    patterns = ("results/*.parquet", "results/manifest.json", "maps/*/[!.]*", "results/*.png")
+    for pattern, damage in zip(patterns, damages, strict=True):
+        restore(root, intact)
+        damaged = list((root / "work" / "run").glob(pattern))
+        assert damaged
+        for file in damaged:
+            damage(file)
+        _main(words(root, *more))
+        assert comparable(read_image(root / "work")) == expected, f"{pattern} {damage.__name__}"
+        assert is_whole(root / "work" / "run" / "results" / "curves.png")
 
 
 def test_methods_stay_in_results_whose_manifest_is_damaged(root: Path) -> None:

@@ -63,12 +63,12 @@ DRILL = (
     "--live.traffic.rate-per-s 20 --live.quiet-s 0.2 --live.traffic.warm-up-s 0.2 --points 3 --metrics CMC@1"
 )
 COMMANDS = (
-    Command("simulate", SIMULATE, every=4),
-    Command("simulate with one method more", f"{SIMULATE} ridge_gallery", before=(SIMULATE,), every=4),
-    Command("fit", FIT, kept=("run/maps/*/model.safetensors",)),
+    Command("simulate", SIMULATE, every=10),
+    Command("simulate with one method more", f"{SIMULATE} ridge_gallery", before=(SIMULATE,), every=10),
+    Command("fit", FIT, kept=("run/maps/*/model.safetensors",), every=3),
     Command("import", IMPORT),
     Command("import again", "import --gallery {root}/other.parquet --out {out} --overwrite", before=(IMPORT,)),
-    Command("forecast", FORECAST, every=4),
+    Command("forecast", FORECAST, every=8),
     Command("embed", f"embed {TEXTS} --out {{out}}", kept=("run/embeddings/*/part-*.parquet",), every=25, on_ray=True),
     Command("drill", DRILL, kept=("run/live/parts/part-*.parquet",), every=150, on_ray=True),
 )
