@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from ray_backfill.core.stages import read_json
-from tests.jobs.conftest import TINY, run, start
+from tests.jobs.conftest import TINY, run, run_here, start
 
 
 def test_the_main_job_leaves_the_promised_files(finished: Path) -> None:
@@ -31,11 +31,11 @@ def test_the_main_job_leaves_the_promised_files(finished: Path) -> None:
 
 def test_the_same_command_reuses_and_other_settings_are_refused(finished: Path) -> None:
     times = {path: path.stat().st_mtime_ns for path in finished.rglob("*.safetensors")}
-    again = run("simulate.py", "--recipe", "landmarks", "--out", str(finished), *TINY)
+    again = run_here("simulate.py", "--recipe", "landmarks", "--out", str(finished), *TINY)
     assert again.returncode == 0, again.stderr
     assert "train" not in again.stderr
     assert {path: path.stat().st_mtime_ns for path in times} == times
-    other = run("simulate.py", "--out", str(finished), *TINY, "--old.training.lr", "0.5")
+    other = run_here("simulate.py", "--out", str(finished), *TINY, "--old.training.lr", "0.5")
     assert other.returncode == 2
     assert other.stderr.strip().splitlines()[-1].startswith("error: ")
     assert "training.lr: 0.1 there, 0.5 requested" in other.stderr
