@@ -157,7 +157,8 @@ def test_a_drill_embeds_the_texts_while_the_old_model_serves(
 ) -> None:
     words = ["--old", OLD, "--new", NEW, "--texts", corpus(tmp_path / "c.jsonl", 200), "--out", str(tmp_path / "run")]
     words += ["--items.draw-train", "50", "--live.method", "procrustes_gallery", "--live.shards.number", "1"]
-    words += ["--live.traffic.warm-up-s", "0.2", "--live.traffic.rate-per-s", "20", "--points", "3"]
+    words += ["--live.traffic.warm-up-s", "0.2", "--live.traffic.rate-per-s", "20", "--live.quiet-s", "0.2"]
+    words += ["--points", "3", "--actors.number", "1"]
     _main(["drill", *words])
     shown = capsys.readouterr().out
     assert "0 violations" in shown
@@ -180,7 +181,7 @@ def test_a_drill_embeds_the_texts_while_the_old_model_serves(
 @pytest.mark.usefixtures("ray_session")
 def test_a_forecast_embeds_a_sample_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--old", OLD, "--new", NEW, "--texts", corpus(tmp_path / "c.jsonl", 400), "--out", str(tmp_path / "run")]
-    words += ["--items.draw-train", "60", "--items.draw-queries", "40", "--methods", "rm_naive"]
+    words += ["--items.draw-train", "60", "--items.draw-queries", "40", "--actors.number", "1", "--methods", "rm_naive"]
     _main(["forecast", *words, "--budget", "50%"])
     assert "Forecast from 150 of 299 new embeddings (50.2 %)" in " ".join(capsys.readouterr().out.split())
     first = tmp_path / "run" / "sampled" / "round-1"
@@ -226,7 +227,7 @@ def test_a_right_answer_that_was_left_out_stops_nothing(tmp_path: Path, capsys: 
     judged = [f"queries{row % 10}\tcorpus{row}\t1" for row in range(60)]
     (root / "qrels" / "test.tsv").write_text("q\td\ts\n" + "\n".join(judged) + "\n", encoding="utf-8")
     words = ["--old", OLD, "--new", NEW, "--texts", str(root), "--out", str(tmp_path / "run")]
-    _main(["simulate", *words, "--methods", "rm_naive"])
+    _main(["simulate", *words, "--methods", "rm_naive", "--actors.number", "1"])
     assert "report: " in capsys.readouterr().out
     listed = pq.read_table(tmp_path / "run" / "embeddings" / "gallery_left_out.parquet").to_pylist()
     assert listed == [{"id": "corpus4", "reason": "its text is empty"}]
