@@ -62,10 +62,10 @@ def answers(port: int, timeout_s: float = 150.0) -> bool:
 
 
 @contextmanager
-def running_head(home: Path, cpus: int = 4, **more: str) -> Iterator[Head]:
+def running_head(home: Path, cpus: int = 4, has_dashboard: bool = True, **more: str) -> Iterator[Head]:
     """A head protected by a token, once it has started and its dashboard answers. more: of its environment.
 
-    cpus: what Ray counts, whatever the machine has.
+    cpus: what Ray counts, whatever the machine has. has_dashboard: it takes ten processes, which not all tests need.
 
     Ray gives itself 30 s to start, which a busy machine exceeds after the dashboard has answered: it is tried again.
     """
@@ -74,7 +74,7 @@ def running_head(home: Path, cpus: int = 4, **more: str) -> Iterator[Head]:
     environment |= {"HOME": str(home), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "token"}
     subprocess.run([BIN / "ray", "get-auth-token", "--generate"], env=environment, capture_output=True, check=True)
     for last in range(_TRIES):
-        with _head(home / "head.log", environment, cpus) as head:
+        with _head(home / "head.log", environment, cpus, has_dashboard) as head:
             if head:
                 yield head
                 return
@@ -82,13 +82,13 @@ def running_head(home: Path, cpus: int = 4, **more: str) -> Iterator[Head]:
 
 
 @contextmanager
-def _head(log: Path, environment: dict[str, str], cpus: int) -> Iterator[Head | None]:
+def _head(log: Path, environment: dict[str, str], cpus: int, has_dashboard: bool) -> Iterator[Head | None]:
     """A head, or None if it did not start."""
     port, dashboard = free_port(), free_port()
     temp_dir = Path(tempfile.mkdtemp(prefix="rb", dir="/tmp"))  # sockets lie in it: their paths must be short
     command = [str(BIN / "ray"), "start", "--head", "--block", f"--num-cpus={cpus}"]
     command += [f"--port={port}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
-    command += ["--disable-usage-stats"]
+    command += ["--disable-usage-stats", f"--include-dashboard={has_dashboard}"]
     # The agent that starts jobs has a fixed port, which the Ray of other tests holds.
     command += [f"--dashboard-agent-listen-port={free_port()}"]
     command += ["--node-ip-address=127.0.0.1", f"--temp-dir={temp_dir}"]
@@ -97,7 +97,7 @@ def _head(log: Path, environment: dict[str, str], cpus: int) -> Iterator[Head | 
     try:
         while head.poll() is None and "Ray runtime started" not in log.read_text():
             time.sleep(0.2)
-        has_started = head.poll() is None and answers(dashboard)
+        has_started = head.poll() is None and answers(dashboard if has_dashboard else port)
         yield Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", temp_dir, environment) if has_started else None
     finally:
         head.terminate()

@@ -260,6 +260,6 @@ def until_busy(driver: "subprocess.Popen[str]", head: str) -> None:
 def new_head(home: Path) -> Iterator[dict[str, str]]:
     """The environment of a driver on a head of its own, whose processes name the folder HEAD."""
     home.mkdir()
-    with running_head(home, cpus=2) as head:
+    with running_head(home, cpus=2, has_dashboard=False) as head:
         here = {"RAY_ADDRESS": head.address, "RAY_worker_niceness": "0", "PYTHONPATH": str(ROOT)}
         yield head.environment | here | {"HEAD": str(head.temp_dir)}

@@ -110,7 +110,7 @@ run_job(main)
     ],
 )
 def test_servers_of_a_cluster_that_die_end_the_command(tmp_path: Path, victim: str, said: str) -> None:
-    with running_head(tmp_path, 1) as head:
+    with running_head(tmp_path, 1, has_dashboard=False) as head:
         environment = head.environment | {"RAY_ADDRESS": head.address}
         # As Ray's C++ code ends a driver that calls the dead server of its node.
         silent = ON_A_CLUSTER.replace("ray.get(wait.remote())", "import os; os._exit(1)")
