@@ -27,7 +27,7 @@ MISSION = re.findall(
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     """The environment of a client of a head with two CPUs, protected by a token, where the default recipe is small."""
     small = {"RAY_BACKFILL_PLUGINS": "tests.jobs._small_landmarks", "PYTHONPATH": str(ROOT)}
-    with running_head(tmp_path_factory.mktemp("head"), 2, **small) as head:
+    with running_head(tmp_path_factory.mktemp("head"), 2, True, **small) as head:
         yield head.environment | {"RAY_API_SERVER_ADDRESS": head.dashboard}
 
 
