@@ -205,8 +205,7 @@ def part_files(path: Path) -> list[Path]:
 
 def names_in(file: Path) -> list[str]:
     """The names of a file's columns."""
-    names: list[str] = open_checked(file).schema_arrow.names
-    return names
+    return open_checked(file).schema_arrow.names
 
 
 def read_known(file: Path, needed: Sequence[str], are_queries: bool) -> dict[str, Any]:

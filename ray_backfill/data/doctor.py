@@ -157,10 +157,10 @@ class Finding:
 
 def find(scans: Mapping[str, SplitScan]) -> list[Finding]:
     """All findings, errors first. scans: split -> its scan; the gallery is there."""
-    found = [each for name, scan in scans.items() for each in _of_split(name, scan)]
+    findings = [finding for name, scan in scans.items() for finding in _of_split(name, scan)]
     for of_all in (_of_widths, _of_twins, _of_labels, _of_train, _of_bands):
-        found += of_all(scans)
-    return sorted(found, key=lambda each: get_args(Level).index(each.level))
+        findings += of_all(scans)
+    return sorted(findings, key=lambda finding: get_args(Level).index(finding.level))
 
 
 def _of_split(name: str, scan: SplitScan) -> Iterator[Finding]:
