@@ -85,9 +85,9 @@ def fingerprint(*parts: object) -> str:
     return digest.hexdigest()
 
 
-def first_difference(found: Any, wanted: Any) -> str:
+def first_difference(there: Any, wanted: Any) -> str:
     """Describe the first difference of two values, of which one was read from JSON; "" if they are equal."""
-    return _first_difference(found, json.loads(json.dumps(wanted)))
+    return _first_difference(there, json.loads(json.dumps(wanted)))
 
 
 def _first_difference(found: Any, wanted: Any, name: str = "") -> str:

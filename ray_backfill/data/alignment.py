@@ -124,9 +124,9 @@ def _centred(cosines: Cosines, is_own: bool = False) -> Cosines:
     n = len(cosines)
     np.fill_diagonal(cosines, 0)
     sums = cosines.sum(axis=1) / (n - 2)
-    found: Cosines = cosines - sums - sums[:, None] + sums.sum() / (n - 1)
-    np.fill_diagonal(found, 0)
-    return found
+    centred: Cosines = cosines - sums - sums[:, None] + sums.sum() / (n - 1)
+    np.fill_diagonal(centred, 0)
+    return centred
 
 
 def _correlation(old: Cosines, new: Cosines) -> float:

@@ -117,12 +117,12 @@ def _scan_vectors(path: Path, opened: list[pq.ParquetFile], name: str, rows: int
     sample, sample_rows, dim, at, dtype = [], [], 0, 0, ""
     with step(f"look at {path.name}, {name}", rows, "rows") as bar:
         for array in _arrays(path, opened, name):
-            found, wrong = decode(array, dim)
-            dim = dim or found.shape[1]
+            vectors, wrong = decode(array, dim)
+            dim = dim or vectors.shape[1]
             here = slice(at, at + len(array))
-            problems[here], dtype = wrong, str(found.dtype)
+            problems[here], dtype = wrong, str(vectors.dtype)
             if dim:
-                values = np.nan_to_num(found.astype(np.float32), posinf=0, neginf=0)
+                values = np.nan_to_num(vectors.astype(np.float32), posinf=0, neginf=0)
                 norms[here] = np.linalg.norm(values, axis=1)
                 hashes[here] = hash_rows(values)
                 sums += [values[i : i + BLOCK_ROWS].mean(axis=0, dtype=np.float64)

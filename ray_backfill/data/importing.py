@@ -256,8 +256,8 @@ def _firsts(source: Source, ids: pa.Array, column: str, drop_broken: bool) -> ND
 
 def _without(ids: pa.Array, rows: NDArray[np.bool_], reason: str = "") -> list[tuple[str, str]]:
     """(id, reason) of these rows; by default that the id is missing or came before."""
-    found = [ids[int(row)] for row in np.flatnonzero(rows)]
-    return [(str(id_), reason or "duplicate id") if id_.is_valid else ("", reason or "no id") for id_ in found]
+    named = [ids[int(row)] for row in np.flatnonzero(rows)]
+    return [(str(id_), reason or "duplicate id") if id_.is_valid else ("", reason or "no id") for id_ in named]
 
 
 def _even(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -267,14 +267,10 @@ def _even(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held.append(batch)
         while sum(map(len, held)) >= BATCH_ROWS:
             table = pa.Table.from_batches(held)
-            yield _one(table.slice(0, BATCH_ROWS))
+            yield table.slice(0, BATCH_ROWS).combine_chunks().to_batches()[0]
             held = table.slice(BATCH_ROWS).to_batches()
     if any(map(len, held)):
-        yield _one(pa.Table.from_batches(held))
-
-
-def _one(table: pa.Table) -> pa.RecordBatch:
-    return table.combine_chunks().to_batches()[0]
+        yield pa.Table.from_batches(held).combine_chunks().to_batches()[0]
 
 
 # Rows of the import: contract name -> column; vectors may be decoded.
@@ -390,7 +386,7 @@ def _by_partner(partner: NDArray[np.int64], source: Source, wanted: dict[str, st
                     others[ours][row] = value
     for first in range(skip, n_rows, BATCH_ROWS):
         here = slice(first, min(first + BATCH_ROWS, n_rows))
-        found: _Columns = {ours: Decoded(*(each[here] for each in read)) for ours, read in vectors.items()}
+        found: _Columns = {ours: Decoded(*(part[here] for part in read)) for ours, read in vectors.items()}
         for ours in wanted.keys() - vectors:
             values = others[ours][here] if ours in others else [None] * (here.stop - first)
             found[ours] = pa.array(values, source.columns[wanted[ours]])

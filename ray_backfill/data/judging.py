@@ -72,7 +72,7 @@ def first_found(
     query_K, item_K = own_items(folder)
     own_Q[query_K] = item_K
     more = int((own_Q >= 0).any())
-    found = {query: np.empty(0, np.int64) for query in rows.tolist()}
+    items_of = {query: np.empty(0, np.int64) for query in rows.tolist()}
     with step(f"find what the {model} model finds", len(rows), "queries") as bar:
         for of_part, items in found_by.parts() if found_by else [(rows, np.arange(len(gallery)))]:
             asked = rows[np.isin(rows, of_part)]
@@ -82,9 +82,9 @@ def first_found(
                 some = asked[first : first + _TOGETHER]
                 positions = partition.search(queries.vectors[model][some], min(k + more, len(items))).item
                 for query, position in zip(some.tolist(), positions, strict=True):
-                    found[query] = position[position != own_Q[query]][:k]
+                    items_of[query] = position[position != own_Q[query]][:k]
                 bar.advance(len(some))
-    return list(found.values())
+    return list(items_of.values())
 
 
 def draw(folder: EmbeddingFolder, distance: str, found_by: Filter | None = None, seed: int = 0) -> DrawnPairs:

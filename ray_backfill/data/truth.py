@@ -125,8 +125,8 @@ def find_truth(
     kind, k, argument = parse_truth(words)
     queries = folder.queries or folder.gallery
     parts = filter_of(folder.gallery, queries, filter_column) if filter_column else None
-    found = kind.make(folder, TruthRequest(k, argument, distance, refuse_unknown_ids, parts))
-    truth, notes = found.ground, found.notes
+    made = kind.make(folder, TruthRequest(k, argument, distance, refuse_unknown_ids, parts))
+    truth, notes = made.ground, made.notes
     if parts is not None:
         every, truth = len(truth.positives), truth.with_filter(parts)
         if lost := every - len(truth.positives):
@@ -143,7 +143,7 @@ def find_truth(
             f"no query of {folder.path} has a right answer in the gallery{other}: there is nothing to measure; compare "
             "the labels (or positives) of both files"
         )
-    facts = {"truth": {"name": " ".join(words), "is_retention": kind.is_retention} | dict(found.facts)} if words else {}
+    facts = {"truth": {"name": " ".join(words), "is_retention": kind.is_retention} | dict(made.facts)} if words else {}
     return Truth(truth, facts | ({"filter": filter_column} if filter_column else {}), notes)
 
 

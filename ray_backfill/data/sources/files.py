@@ -218,23 +218,23 @@ def _tables_below(path: str) -> list[str]:
 
     Links to folders are followed, each folder once.
     """
-    found, seen, folders = list[str](), 0, set[str]()
+    tables, seen, folders = list[str](), 0, set[str]()
     for folder, inner, names in os.walk(path, followlinks=True):
         real = os.path.realpath(folder)
         if real in folders:
             inner.clear()
             continue
         folders.add(real)
-        found += [f"{folder.rstrip('/')}/{name}" for name in names if _suffix(name)]
+        tables += [f"{folder.rstrip('/')}/{name}" for name in names if _suffix(name)]
         seen += len(inner) + len(names)
-        if len({_suffix(file) for file in found}) > 1:
+        if len({_suffix(file) for file in tables}) > 1:
             break  # which the caller refuses
-        if seen - len(found) > (_MOST_OTHERS if found else _MOST_WITHOUT):
+        if seen - len(tables) > (_MOST_OTHERS if tables else _MOST_WITHOUT):
             raise InputError(
-                f"{path} holds more than {seen - len(found) - 1:,} files and folders that are no "
+                f"{path} holds more than {seen - len(tables) - 1:,} files and folders that are no "
                 f"{', '.join(_SUFFIXES)}; name the folder of the vectors itself, or one file"
             )
-    return found
+    return tables
 
 
 def _suffix(path: str) -> str:

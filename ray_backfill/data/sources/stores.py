@@ -142,20 +142,20 @@ def _open_postgres(text: str) -> Source:
             name = sql.Identifier(*names)
             quoted = name.as_string(connection)  # a name without quotes would be read in lower case
             found = connection.execute(_COLUMNS, [quoted]).fetchall()
-            key = [each for (each,) in connection.execute(_KEY, [quoted]).fetchall()]
+            key = [column for (column,) in connection.execute(_KEY, [quoted]).fetchall()]
             last = sql.SQL("coalesce(max(xmin::text::bigint), 0)")
-        type_of, kind_of = ({each: _POSTGRES_TYPES.get(kind, _TEXT)[i] for each, kind in found} for i in (0, 1))
+        type_of, kind_of = ({column: _POSTGRES_TYPES.get(kind, _TEXT)[i] for column, kind in found} for i in (0, 1))
         order = sql.SQL(", ").join(map(sql.Identifier, key)) if key else sql.SQL("ctid")
         state = sql.SQL("SELECT count(*), {} FROM {}").format(last, name)
         rows, last_change = connection.execute(state).fetchone()
 
     def read(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
-        wanted = (sql.Identifier(each) + sql.SQL(f"::{type_of[each]}") for each in names)
+        wanted = (sql.Identifier(column) + sql.SQL(f"::{type_of[column]}") for column in names)
         query = sql.SQL("COPY (SELECT {} FROM {} ORDER BY {} OFFSET {}) TO STDOUT (FORMAT BINARY)").format(
             sql.SQL(", ").join(wanted), name, order, skip
         )
         with _connected(address, text) as opened, opened.cursor().copy(query) as copy:
-            copy.set_types([opened.vector_oid if type_of[each] == "vector" else type_of[each] for each in names])
+            copy.set_types([opened.vector_oid if type_of[n] == "vector" else type_of[n] for n in names])
             place = list(names).index
             yield from batches_of(copy.rows(), {n: kind_of[n] for n in names}, lambda row, name: row[place(name)])
 
@@ -204,7 +204,7 @@ def _open_qdrant(text: str) -> Source:
     client, collection = _reach(text, connect)
     with one_line(text):
         if not collection or not client.collection_exists(collection):
-            has = ", ".join(each.name for each in client.get_collections().collections) or "none"
+            has = ", ".join(there.name for there in client.get_collections().collections) or "none"
             raise InputError(f"{text} names no collection that is there; it has: {has}")
         info, rows = client.get_collection(collection), client.count(collection, exact=True).count
         params = info.config.params.vectors
