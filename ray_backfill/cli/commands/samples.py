@@ -49,10 +49,11 @@ def run_sample(job: SampleJob | SampleModelsJob) -> None:
     if isinstance(job, SampleJob) and ((job.budget > 0) == (job.add > 0) or min(job.budget, job.add) < 0):
         raise InputError("give --budget N for a first sample, or --add N to extend one")
     from ray_backfill.forecast.report import FEW_LISTS
-    from ray_backfill.forecast.run import sample_models
     from ray_backfill.forecast.sample import counts_in_words, take_sample
 
     if isinstance(job, SampleModelsJob):
+        from ray_backfill.forecast.run import sample_models
+
         specs, sources = job.checked()
         with running(job) as context:
             _, file, stored = sample_models(specs, sources, job.items, job.budget, context)

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
+import ray.data  # sets levels of logs, so it is imported before a session sets them
 from ray.actor import ActorHandle
 
 from ray_backfill.core.errors import InputError

@@ -79,9 +79,8 @@ def _placed(
     """
     checks = (partial(placed, context.workers), actors or partial(placed, context.actors), shards or (lambda: None))
     (n_workers, on_gpus), (n_actors, _), _ = all_of(*checks)
-    source = open_images(recipe.source)
     for role in to_train if on_gpus else ():
-        job, old = _job(recipe, role, None), _job(recipe, "old", None)
+        source, job, old = open_images(recipe.source), _job(recipe, role, None), _job(recipe, "old", None)
         n_rows = len(training_rows(source.items("train").labels_N, job.classes))
         check_memory_of_gpus(job, source, n_rows, n_workers, info_of(old, source) if job.kind else None)
     check_recipe(recipe, n_workers, to_train)
