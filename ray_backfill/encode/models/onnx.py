@@ -56,7 +56,7 @@ class OnnxModel:
     def __call__(self, prepared: Any, side: str) -> Any:
         states = self._session.run(None, {name: x for name, x in prepared.items() if name in self._names})[0]
         mask, pooling = prepared["attention_mask"], self._spec.pooling or "mean"
-        if states.ndim == 2:
+        if states.ndim != 3:
             return states
         if pooling == "cls":
             return states[:, 0]
