@@ -110,4 +110,4 @@ def _kind(pid: int, main: int) -> str:
     if pid == main:
         return "driver"
     command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-    return "actors" if command.startswith(b"ray::") and b"_Embedder" in command else "Ray"
+    return "actors" if command.startswith(b"ray::") and b"Embedder" in command else "Ray"

@@ -19,6 +19,8 @@ import faiss
 import pytest
 from hypothesis import settings
 
+from tests.command import Command, Ended
+
 # A shell without job control starts what runs in the background with Ctrl-C ignored, and its children keep that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -103,6 +105,23 @@ def no_ray_without_the_mark(request: pytest.FixtureRequest, monkeypatch: pytest.
     """``-m "not cluster"`` promises that no Ray is started."""
     if request.node.get_closest_marker("cluster") is None:
         monkeypatch.setenv("RAY_ADDRESS", "a test that starts Ray needs pytest.mark.cluster")
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command line in this process. What was printed before is not counted."""
+    from ray_backfill.cli.main import main
+
+    def run(*words: object) -> Ended:
+        monkeypatch.setattr("sys.argv", ["ray-backfill", *map(str, words)])
+        capsys.readouterr()
+        try:
+            main()
+        except SystemExit as stopped:
+            return Ended(int(str(stopped.code or 0)), *capsys.readouterr())
+        return Ended(0, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ray_backfill.cli.main import main
 from tests.bad_folder import SPLITS, write_split
 from tests.bad_input import CASES, Case
+from tests.command import Command
 
 # Codes of numpy's types, and what Python says about values: nothing that a user knows.
 CODES = re.compile(r"\b(u?int|float)\d+ values|<U\d|dtype|ndarray|NoneType|Traceback|invalid literal")
@@ -25,7 +25,7 @@ def listing(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bad_input_is_one_line_and_leaves_nothing(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     data = tmp_path / "data"
     for split, columns in SPLITS.items():
@@ -34,19 +34,10 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         case.change(data)
     monkeypatch.chdir(tmp_path)
     before = listing(tmp_path)
-    typed = shlex.split(case.arguments.format(data=data, tmp=tmp_path))
-    monkeypatch.setattr("sys.argv", ["ray-backfill", case.command, *typed])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    shown = capsys.readouterr()
-    assert stopped.value.code == 2
-    lines = shown.err.splitlines()
-    assert len(lines) == 1, shown.err
-    assert shown.out == ""
-    assert lines[0].startswith("error: ")
+    line = command(case.command, *shlex.split(case.arguments.format(data=data, tmp=tmp_path))).error
     for words in case.words:
-        assert words in lines[0]
-    assert not CODES.search(lines[0].replace(str(tmp_path), "")), lines[0]
+        assert words in line
+    assert not CODES.search(line.replace(str(tmp_path), "")), line
     assert listing(tmp_path) == before
 
 

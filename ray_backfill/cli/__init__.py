@@ -36,7 +36,17 @@ def run_job(main: Callable[[], None]) -> None:
     hide_in_process_list()
     hide_in_logs()
     try:
-        _run(main)
+        with _handled_by(_end_at_once):
+            try:
+                main()
+            except KeyboardInterrupt as stopped:
+                print(f"{chr(10) * sys.stderr.isatty()}{LINE}", file=sys.stderr)  # a terminal has already printed ^C
+                sys.exit(128 + getattr(stopped, "signal", signal.SIGINT))
+            except Exception as error:
+                if (of_user := input_error_in(error)) is None:
+                    raise
+                print(f"error: {printable(str(of_user))}", file=sys.stderr)
+                sys.exit(2)
     finally:
         lost, unsaid = problem_of(sys.stdout), problem_of(sys.stderr)
         if isinstance(lost, BrokenPipeError) or isinstance(unsaid, BrokenPipeError):
@@ -44,21 +54,6 @@ def run_job(main: Callable[[], None]) -> None:
         if lost is not None:
             remedy = REMEDIES.get(lost.errno or 0, "give the command an output that can be written")
             print(f"error: the output cannot be written: {lost.strerror}; {remedy}", file=sys.stderr)
-            sys.exit(2)
-
-
-def _run(main: Callable[[], None]) -> None:
-    with _handled_by(_end_at_once):
-        try:
-            main()
-        except KeyboardInterrupt as stopped:
-            print(f"{chr(10) * sys.stderr.isatty()}{LINE}", file=sys.stderr)  # a terminal has already printed ^C
-            sys.exit(128 + getattr(stopped, "signal", signal.SIGINT))
-        except Exception as error:
-            found = input_error_in(error)
-            if found is None:
-                raise
-            print(f"error: {printable(str(found))}", file=sys.stderr)
             sys.exit(2)
 
 

@@ -133,9 +133,13 @@ def group_help(command: str, arguments: Sequence[str], group: str) -> str:
         InputError: The group is unknown; the message names similar ones.
     """
     if group in ("methods", "orders", "merges"):
-        return "\n".join(map(_explained, _listed(group).values()))
+        lines = []
+        for row in _listed(group).values():
+            lines.append(f"{row.name}: {row.title}{f' ({row.source})' if row.source else ''}")
+            lines += [f"    {meaning}" for meaning in row.glossary.values()]
+        return "\n".join(lines)
     if group == "recipes":
-        return "\n".join(f"{each.name}\n    {each.description}" for each in _listed(group).values())
+        return "\n".join(f"{recipe.name}\n    {recipe.description}" for recipe in _listed(group).values())
     known = _groups(command, arguments)
     for kind in _KINDS.get(command, ()):
         known |= {} if group in known else _groups(command, [kind])
@@ -147,13 +151,8 @@ def group_help(command: str, arguments: Sequence[str], group: str) -> str:
 
 def _groups(command: str, arguments: Sequence[str]) -> dict[str, list[str]]:
     """Group -> help on it and on the groups within it; "all": on every group."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for title, text in options_of(command, [*arguments, "--help"]).help().items():
         for name in dict.fromkeys((title.split(".")[0], title, "all")):
-            found.setdefault(name, []).append(text)
-    return found
-
-
-def _explained(row: Any) -> str:
-    source = f" ({row.source})" if row.source else ""
-    return "\n".join([f"{row.name}: {row.title}{source}", *(f"    {meaning}" for meaning in row.glossary.values())])
+            groups.setdefault(name, []).append(text)
+    return groups

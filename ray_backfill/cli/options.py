@@ -129,12 +129,12 @@ class Options:
 
     def __init__(self, defaults: Any, words: Sequence[str], positional: str = "", hidden: Collection[str] = ()) -> None:
         self._defaults, self._words, self._positional = defaults, words, positional
-        options = [each for each in self._options_of(defaults) if each.name() not in hidden]
-        self._options = sorted(options, key=lambda each: not each.is_positional)
+        options = [option for option in self._options_of(defaults) if option.name() not in hidden]
+        self._options = sorted(options, key=lambda option: not option.is_positional)
 
     def _options_of(self, settings: Any, path: tuple[str, ...] = (), owners: tuple[type, ...] = ()) -> Iterator[Option]:
         hints, owners = get_type_hints(type(settings)), (*owners, type(settings))
-        values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+        values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
         for name, value in values.items():
             if not is_dataclass(value):
                 is_list, may_be_none = get_origin(hints[name]) is tuple, NoneType in get_args(hints[name])
@@ -179,10 +179,10 @@ class Options:
 
     def _unrecognized(self, words: Sequence[str]) -> InputError:
         """The error for these words, with the options that they may mean."""
-        known, meant = [each.name() for each in self._options if not each.is_positional], []
+        known, meant = [option.name() for option in self._options if not option.is_positional], []
         for name in (word.split("=")[0].lower() for word in words if word.startswith("--")):
             last = name.lstrip("-").split(".")[-1]
-            same = [each for each in known if each.lstrip("-").split(".")[-1] == last]
+            same = [option for option in known if option.lstrip("-").split(".")[-1] == last]
             meant += difflib.get_close_matches(name, known, 1, 0.8) or same[:3]
         advice = f"did you mean {' or '.join(dict.fromkeys(meant))}?" if meant else "see --help"
         return InputError(f"unrecognized options: {', '.join(words)}; {advice}")
@@ -201,7 +201,7 @@ def _replaced(settings: Any, given: dict[tuple[str, ...], Any], path: tuple[str,
     """The settings with other values. given: the fields that lead to a value -> the value. path: those to here."""
     changes = {first: value for (first, *rest), value in given.items() if not rest}
     for name in dict.fromkeys(first for first, *rest in given if rest):
-        inner = {each[1:]: value for each, value in given.items() if each[0] == name}
+        inner = {names[1:]: value for names, value in given.items() if names[0] == name}
         changes[name] = _replaced(getattr(settings, name), inner, (*path, name))
     try:
         return replace(settings, **changes)
@@ -214,7 +214,7 @@ def _replaced(settings: Any, given: dict[tuple[str, ...], Any], path: tuple[str,
 def _texts_of(kind: type) -> dict[str, str]:
     """Field of a dataclass -> the docstring below it."""
     parsed = (docstring_parser.parse_from_object(base) for base in reversed(kind.__mro__) if is_dataclass(base))
-    return {each.arg_name: each.description or "" for base in parsed for each in base.params}
+    return {param.arg_name: param.description or "" for base in parsed for param in base.params}
 
 
 def _wrapped(text: str, indent: str) -> str:

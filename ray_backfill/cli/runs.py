@@ -29,7 +29,7 @@ class Folder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class NamedImages:
     """The recipe that a command line names, and where its images are."""
 
     recipe: str = "landmarks"
@@ -93,7 +93,7 @@ class FolderJob(Run, Folder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeJob(Run, Source):
+class RecipeJob(Run, NamedImages):
     """A run of a recipe. Every setting of the recipe can be changed; the defaults shown are the recipe's."""
 
     settings: Recipe[Any]
@@ -124,7 +124,7 @@ def folder_options(kind: type[Any], arguments: Sequence[str], hidden: Collection
 
 def recipe_options(kind: type[RecipeJob], arguments: Sequence[str], **more: Any) -> Options:
     """The options for the recipe that a command line names. more: defaults of the kind's own settings."""
-    source = Options(Source(), arguments).read(ignore_others=True)
+    source = Options(NamedImages(), arguments).read(ignore_others=True)
     if source.seed < 0:
         raise InputError(f"--seed must not be negative, got {source.seed}")
     if source.data_root is not None:

@@ -58,10 +58,9 @@ def local_path(given: str | Path) -> Path:
 
     A Path has made s3:/bucket of s3://bucket, which would be a folder named s3: below the working directory.
     """
-    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", str(given), re.DOTALL)
-    if found:
+    if uri := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", str(given), re.DOTALL):
         raise InputError(
-            f"{found[1]}://{found[2]} is not on a local disk; give a local path here (import, --new and --truth clicks "
+            f"{uri[1]}://{uri[2]} is not on a local disk; give a local path here (import, --new and --truth clicks "
             "read object storage and databases), and copy results afterwards"
         )
     return Path(given)
@@ -112,11 +111,11 @@ def input_error_in(error: BaseException) -> InputError | None:
     # ``worker_failures`` (by rank), and there the user's own error in ``_base_exc``. Look inside first: Ray's error of
     # a task is an InputError as well, but its message is the whole traceback.
     inner = [getattr(error, "cause", None), getattr(error, "_base_exc", None)]
-    inner += getattr(error, "worker_failures", {}).values()
-    found = (input_error_in(each) for each in inner if isinstance(each, BaseException))
-    first = next((each for each in found if each is not None), None)
-    if first is not None or isinstance(error, InputError):
-        return first or error  # type: ignore[return-value]
+    for cause in (*inner, *getattr(error, "worker_failures", {}).values()):
+        if isinstance(cause, BaseException) and (input_error := input_error_in(cause)) is not None:
+            return input_error
+    if isinstance(error, InputError):
+        return error
     if isinstance(error, ModuleNotFoundError) and (name := (error.name or "").split(".")[0]) in LIBRARIES_OF_EXTRAS:
         type_this = "type: python -m pip install 'ray-backfill[cpu]'"
         return InputError(f"this needs {name}, which is not installed; {type_this}")

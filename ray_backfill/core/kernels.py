@@ -55,24 +55,22 @@ class Kernel:
         """numba's function, without the interpreter's lock; it compiles for each combination of argument types."""
         with _deciding:
             if self._compiled is None:
-                self._compiled = self._made()
+                import numba
+
+                _listen()
+                before = numba.config.CACHE_LOCATOR_CLASSES
+                numba.config.CACHE_LOCATOR_CLASSES = f"{__name__}.KernelCache"
+                try:
+                    self._compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(self._function)
+                except RuntimeError:  # no folder can be written
+                    self._compiled = numba.njit(nogil=True, error_model="numpy")(self._function)
+                finally:
+                    numba.config.CACHE_LOCATOR_CLASSES = before
         return self._compiled
 
     @property
     def _numba_type_(self) -> Any:
         return self.compiled._numba_type_
-
-    def _made(self) -> Any:
-        import numba
-
-        _listen()
-        before, numba.config.CACHE_LOCATOR_CLASSES = numba.config.CACHE_LOCATOR_CLASSES, f"{__name__}.KernelCache"
-        try:
-            return numba.njit(nogil=True, cache=True, error_model="numpy")(self._function)
-        except RuntimeError:  # no folder can be written
-            return numba.njit(nogil=True, error_model="numpy")(self._function)
-        finally:
-            numba.config.CACHE_LOCATOR_CLASSES = before
 
 
 class Compilation:
@@ -128,12 +126,12 @@ class KernelCache:
 
         of_user = Path(numba.config.CACHE_DIR or platformdirs.user_cache_dir("ray_backfill"))
         for folder in (of_user, source.parent / "__pycache__"):
-            found = cls(function, path, folder)
+            cache_there = cls(function, path, folder)
             try:
-                found.ensure_cache_path()
+                cache_there.ensure_cache_path()
             except OSError:
                 continue
-            return found
+            return cache_there
         return None
 
     def ensure_cache_path(self) -> None:

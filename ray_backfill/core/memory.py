@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 from tempfile import TemporaryFile, gettempdir
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,20 +26,15 @@ def room_for(rows: int, width: int, dtype: type[np.floating]) -> NDArray[Any]:
         return np.empty((rows, width), dtype)
     with TemporaryFile() as file:  # the map keeps it open
         try:
-            _reserve(file, n_bytes)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, n_bytes)
+            elif shutil.disk_usage(gettempdir()).free < n_bytes:  # macOS reserves nothing
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            else:
+                file.truncate(n_bytes)
         except OSError as error:
             raise no_room(error) from error
         return np.memmap(file, dtype, mode="r+", shape=(rows, width))
-
-
-def _reserve(file: IO[bytes], n_bytes: int) -> None:
-    """Raises OSError where the disk has no room."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, n_bytes)
-        return
-    if shutil.disk_usage(gettempdir()).free < n_bytes:  # macOS reserves nothing
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    file.truncate(n_bytes)
 
 
 def no_room(error: OSError) -> InputError:

@@ -22,9 +22,9 @@ class Decision(Enum):
 def json_value(value: Any) -> Any:
     """The value as JSON has it: NaN and infinite numbers are null."""
     if isinstance(value, Mapping):
-        return {str(key): json_value(each) for key, each in value.items()}
+        return {str(key): json_value(inner) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [json_value(each) for each in value]
+        return [json_value(item) for item in value]
     if isinstance(value, Enum):
         return value.value
     return None if isinstance(value, float) and not math.isfinite(value) else value

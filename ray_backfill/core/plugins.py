@@ -27,11 +27,11 @@ def own_rows(package: ModuleType, table: str, first: str = "") -> list[Any]:
 
     A module of several papers has a dictionary instead: rows by name, which are sorted as if each name were a module.
     """
-    found: dict[str, Iterable[Any]] = {}
+    rows_of: dict[str, Iterable[Any]] = {}
     for name in (module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")):
         rows = getattr(importlib.import_module(f"{package.__name__}.{name}"), table, ())
-        found |= rows if isinstance(rows, dict) else {name: rows}
-    return [row for name in sorted(found, key=lambda name: (name != first, name)) for row in found[name]]
+        rows_of |= rows if isinstance(rows, dict) else {name: rows}
+    return [row for name in sorted(rows_of, key=lambda name: (name != first, name)) for row in rows_of[name]]
 
 
 def rows_from_outside(table: str) -> list[Any]:

@@ -18,8 +18,8 @@ def printable_in(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
-        return {printable_in(key): printable_in(each) for key, each in value.items()}
-    return [printable_in(each) for each in value] if isinstance(value, list) else value
+        return {printable_in(key): printable_in(inner) for key, inner in value.items()}
+    return [printable_in(item) for item in value] if isinstance(value, list) else value
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -26,14 +26,14 @@ from ray_backfill.core.streams import lasting
 
 T = TypeVar("T")
 # When it ends, a task leaves a line, a step leaves one if it took long, and a detail leaves none.
-Kind = Literal["task", "step", "detail"]
+TaskKind = Literal["task", "step", "detail"]
 LONG_S = 2.0
 # The time left is estimated from the last counts, which are at least so far apart, and not from fewer than these.
 _MARK_S, _MARKS, _FEWEST_MARKS = 0.5, 60, 6
 # In a pipe a line says what runs after so many seconds without one. The pause doubles with every such line.
 HEARTBEAT_S, LONGEST_HEARTBEAT_S = 10.0, 600.0
 # What is shorter is not worth a row or a word.
-VISIBLE_S: dict[Kind, float] = {"task": 0.0, "step": 0.5, "detail": 2.0}
+VISIBLE_S: dict[TaskKind, float] = {"task": 0.0, "step": 0.5, "detail": 2.0}
 _BAR_WIDTH = 16
 
 
@@ -41,7 +41,7 @@ _BAR_WIDTH = 16
 class State:
     """What a task says about itself, as plain data for other processes. total: None if it is not known."""
 
-    kind: Kind
+    kind: TaskKind
     title: str
     total: int | None = None
     unit: str = ""
@@ -123,7 +123,7 @@ class Task:
         seconds = time.monotonic() - self.began_s
         if self.kind == "detail" or (self.kind == "step" and seconds < LONG_S):
             return ""
-        title = ", ".join(each.title for each in (*self.outer, self))
+        title = ", ".join(part.title for part in (*self.outer, self))
         return f"{title}: {self._amount() or 'done'} in {duration(seconds)}{f', {self.text}' if self.text else ''}"
 
     def _amount(self, done_of: str = "") -> str:
@@ -260,7 +260,7 @@ class Relay(Output):
         self._send = send
 
     def beat(self, running: Sequence[Task]) -> None:
-        self._send([each.state() for each in running])
+        self._send([shown.state() for shown in running])
 
     def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:
         if closed.kind == "task":  # the others may be many and short
@@ -300,7 +300,7 @@ class Lines(_OnStderr):
     def beat(self, running: Sequence[Task]) -> None:
         visible = _visible(running)
         if visible and time.monotonic() - self._last_s >= self._patience_s:
-            self.tell("; ".join(f"{each.title}: {each.status()}" for each in visible))
+            self.tell("; ".join(f"{shown.title}: {shown.status()}" for shown in visible))
             self._patience_s = min(2 * self._patience_s, LONGEST_HEARTBEAT_S)
 
     def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:
@@ -313,7 +313,7 @@ class Lines(_OnStderr):
         self._last_s = time.monotonic()
 
 
-class Rows(_OnStderr):
+class LiveRows(_OnStderr):
     """A row for each running task below the lines that stay; redrawn in place, and gone when nothing runs."""
 
     pause_s = 0.2
@@ -369,15 +369,15 @@ class Rows(_OnStderr):
 
         width = self._live.console.width
         bar_width = min(_BAR_WIDTH, width // 5)
-        titles = [Text("  " * depth + each.title) for depth, each in enumerate(shown)]
+        titles = [Text("  " * depth + task.title) for depth, task in enumerate(shown)]
         title_width = min(width // 3, max((title.cell_len for title in titles), default=0))
         # The bar's column is there if one of them has a bar.
-        used = 2 + title_width + 1 + (bar_width + 1 if any(each.total for each in shown) else 1)
+        used = 2 + title_width + 1 + (bar_width + 1 if any(task.total for task in shown) else 1)
         rows = Table.grid(padding=(0, 1))
-        for title, each in zip(titles, shown, strict=True):
+        for title, task in zip(titles, shown, strict=True):
             title.truncate(title_width, overflow="ellipsis", pad=True)
-            bar = ProgressBar(each.total, min(each.done, each.total), bar_width) if each.total else ""
-            status = Text(each.status(), style="dim")
+            bar = ProgressBar(task.total, min(task.done, task.total), bar_width) if task.total else ""
+            status = Text(task.status(), style="dim")
             status.truncate(max(0, width - used), overflow="ellipsis")
             rows.add_row(self._spinner, title, bar, status)
         return rows
@@ -385,7 +385,7 @@ class Rows(_OnStderr):
 
 def _visible(running: Sequence[Task]) -> list[Task]:
     now = time.monotonic()
-    return [each for each in running if now - each.began_s >= VISIBLE_S[each.kind]]
+    return [task for task in running if now - task.began_s >= VISIBLE_S[task.kind]]
 
 
 class _Display:
@@ -445,8 +445,8 @@ def _shown(state: State) -> Iterator[Task]:
 
 
 def output_for_stderr() -> Output:
-    """Rows if stderr is a terminal that can redraw them, else lines."""
-    return Rows() if sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", None) else Lines()
+    """Live rows if stderr is a terminal that can redraw them, else lines."""
+    return LiveRows() if sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", None) else Lines()
 
 
 def _start_anew() -> None:

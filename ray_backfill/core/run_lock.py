@@ -35,10 +35,16 @@ def locked(folder: Path, option: str, command: str) -> Iterator[None]:
     Raises:
         InputError: The folder cannot be made or written, or another process has locked it.
     """
-    made = _make(folder, option)
+    try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]  # the innermost first
+        make_folder(folder)
+    except OSError as error:
+        raise InputError(f"{option} {folder} cannot be made: {_why(folder, error)}") from error
     lock = None
     try:
-        _check_stages(folder, option)
+        for stage in (folder / name for name in _STAGES) if os.access(folder, os.W_OK) else ():
+            if stage.is_dir() and not os.access(stage, os.W_OK | os.X_OK) and not is_finished(stage):
+                raise InputError(f"{stage} is not writable; make it writable, or give another {option}")
         lock = _lock(folder, option, command)
         yield
     finally:
@@ -51,16 +57,6 @@ def locked(folder: Path, option: str, command: str) -> Iterator[None]:
                 path.rmdir()
 
 
-def _make(folder: Path, option: str) -> list[Path]:
-    """Make the folder and its parents; returns those that are new, the innermost first."""
-    try:
-        missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        make_folder(folder)
-    except OSError as error:
-        raise InputError(f"{option} {folder} cannot be made: {_why(folder, error)}") from error
-    return missing
-
-
 def _why(folder: Path, error: OSError) -> str:
     for path in (folder, *folder.parents):
         with suppress(OSError):
@@ -69,15 +65,6 @@ def _why(folder: Path, error: OSError) -> str:
             if path.is_file():
                 return f"{path} is a file; give a folder"
     return f"{(error.strerror or str(error)).lower()}; give another folder"
-
-
-def _check_stages(folder: Path, option: str) -> None:
-    """Raise InputError for a folder of an unfinished stage that cannot be written."""
-    if not os.access(folder, os.W_OK):
-        return
-    for path in (folder / name for name in _STAGES):
-        if path.is_dir() and not os.access(path, os.W_OK | os.X_OK) and not is_finished(path):
-            raise InputError(f"{path} is not writable; make it writable, or give another {option}")
 
 
 def _lock(folder: Path, option: str, command: str) -> int | None:
@@ -118,7 +105,7 @@ def _described(holder: bytes) -> str:
     """The process that holds a lock and what to do, from what it wrote into the file."""
     what_to_do = "wait until it ends, or give another folder"
     try:
-        found = json.loads(holder)
-        return f"process {found['pid']} on {found['host']} since {found['since']} ({found['command']}); {what_to_do}"
+        about = json.loads(holder)
+        return f"process {about['pid']} on {about['host']} since {about['since']} ({about['command']}); {what_to_do}"
     except (ValueError, KeyError, TypeError):  # it has just begun
         return f"another process; {what_to_do}"

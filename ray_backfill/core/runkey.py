@@ -47,18 +47,18 @@ class RunKey:
         wanted = self.recorded()
         if manifest.get("stage") != self.product:
             return first_difference({"stage": manifest.get("stage")}, {"stage": self.product})
-        found = manifest.get("settings")
-        if not isinstance(found, dict):
+        recorded = manifest.get("settings")
+        if not isinstance(recorded, dict):
             return "its settings are not recorded"
-        if other := other_format(found, self.format):
+        if other := other_format(recorded, self.format):
             return other
         there, here = (
-            {name: value for name, value in of.items() if name not in self.made_from}
-            for of in (found, wanted["settings"])
+            {name: value for name, value in settings.items() if name not in self.made_from}
+            for settings in (recorded, wanted["settings"])
         )
         if difference := first_difference(there, here):
             return difference
-        changed = [name for name, mark in self.made_from.items() if found.get(name, "") != mark]
+        changed = [name for name, mark in self.made_from.items() if recorded.get(name, "") != mark]
         words = ", ".join(name.replace("_", " ") for name in changed)
         return f"different from the earlier run: {words}" if changed else ""
 
@@ -85,9 +85,9 @@ def fingerprint(*parts: object) -> str:
     return digest.hexdigest()
 
 
-def first_difference(found: Any, wanted: Any) -> str:
+def first_difference(there: Any, wanted: Any) -> str:
     """Describe the first difference of two values, of which one was read from JSON; "" if they are equal."""
-    return _first_difference(found, json.loads(json.dumps(wanted)))
+    return _first_difference(there, json.loads(json.dumps(wanted)))
 
 
 def _first_difference(found: Any, wanted: Any, name: str = "") -> str:

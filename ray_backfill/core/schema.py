@@ -94,15 +94,15 @@ def read_table(path: Path, row_type: type, again: str, may_be_empty: bool = Fals
     if not path.is_file():
         raise InputError(f"{path} is missing: {again}, or give the folder of a run that wrote it")
     try:
-        found = pd.read_parquet(path, page_checksum_verification=True)
+        table = pd.read_parquet(path, page_checksum_verification=True)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise InputError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}): {again}") from error
-    missing = [name for name in columns(row_type) if name not in found.columns]
+    missing = [name for name in columns(row_type) if name not in table.columns]
     if missing:
         raise InputError(f"{path} lacks the column {', '.join(missing)}: {again} with this version")
-    if found.empty and not may_be_empty:
+    if table.empty and not may_be_empty:
         raise InputError(f"{path} has no rows: {again}")
-    return found[list(columns(row_type))]
+    return table[list(columns(row_type))]
 
 
 def read_manifest(path: Path, needed: Sequence[str], again: str, format: int = 1) -> dict[str, Any]:
@@ -145,14 +145,14 @@ def describe(row_type: type) -> str:
 
 def _annotations(row_type: type) -> dict[str, tuple[Any, str]]:
     """Return the type and the meaning of each field; an empty meaning is shared with the field before."""
-    found = {}
+    annotations = {}
     for name, hint in get_type_hints(row_type, include_extras=True).items():
         if get_origin(hint) is Annotated:
             kind, meaning = get_args(hint)
-            found[name] = (kind, meaning)
+            annotations[name] = (kind, meaning)
         else:
-            found[name] = (hint, "")
-    return found
+            annotations[name] = (hint, "")
+    return annotations
 
 
 def write_checked(table: pa.Table, where: Any, **options: Any) -> None:
@@ -185,13 +185,9 @@ def reading(path: Path) -> Iterator[None]:
         raise InputError(f"{error.filename or path} is not readable for this user; change its permissions") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())
-        raise InputError(f"{path} cannot be read as Parquet: {said}; {_remedy(path)}") from error
-
-
-def _remedy(path: Path) -> str:
-    """What to do about a damaged file: stages of runs can be computed again."""
-    names = ("manifest.json", "_manifest.json")
-    stage = next((folder for folder in path.parents[:2] if any((folder / name).is_file() for name in names)), None)
-    if stage is None:
-        return "restore the file, or write it again"
-    return f"restore the file, or delete {stage} and run the command that wrote it again"
+        names = ("manifest.json", "_manifest.json")
+        stage = next((folder for folder in path.parents[:2] if any((folder / name).is_file() for name in names)), None)
+        remedy = "restore the file, or write it again"
+        if stage is not None:  # it can be computed again
+            remedy = f"restore the file, or delete {stage} and run the command that wrote it again"
+        raise InputError(f"{path} cannot be read as Parquet: {said}; {remedy}") from error

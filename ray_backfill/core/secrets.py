@@ -72,9 +72,9 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return _cleaned_text(value)
     if isinstance(value, dict):
-        return {key: cleaned(each) for key, each in value.items()}
+        return {key: cleaned(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [cleaned(each) for each in value]
+        return [cleaned(item) for item in value]
     return value
 
 
@@ -127,7 +127,7 @@ def hide_in_chain(error: BaseException | None) -> None:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:  # gRPC's errors are their own context
         seen.add(id(error))
-        error.args = tuple(without_secrets(each) if isinstance(each, str) else each for each in error.args)
+        error.args = tuple(without_secrets(arg) if isinstance(arg, str) else arg for arg in error.args)
         error = error.__cause__ or error.__context__
 
 
@@ -149,9 +149,10 @@ def _note(secrets: Sequence[str], address: str) -> None:
 
     Not what stands in the address anyway: the user "shop" of the database "shop" with the password "shop".
     """
-    forms = {form for each in secrets for form in (each, unquote(each), each.partition(":")[2])}  # user:password
+    # Of user:password also the password.
+    forms = {form for secret in secrets for form in (secret, unquote(secret), secret.partition(":")[2])}
     parts = {part for form in forms for part in re.split(r"[/?#@\s]", form)}
-    _values.update(each for each in forms | parts if len(each) >= _SHORTEST and each not in address)
+    _values.update(word for word in forms | parts if len(word) >= _SHORTEST and word not in address)
 
 
 def _taken_apart(scheme: str, rest: str) -> tuple[str, list[str]]:
@@ -172,7 +173,7 @@ def _taken_apart(scheme: str, rest: str) -> tuple[str, list[str]]:
             secrets += hidden
             query = "&".join(part for part, _, value in named if value not in hidden)
         place = head + (mark + query if query or not hidden else "") + hash_ + fragment
-    return f"{scheme}://{kept}{place}", [each for each in secrets if each]
+    return f"{scheme}://{kept}{place}", [secret for secret in secrets if secret]
 
 
 def _access(scheme: str, rest: str) -> tuple[str, str]:

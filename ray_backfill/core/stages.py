@@ -23,10 +23,6 @@ from ray_backfill.core.progress import say
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.secrets import cleaned
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-# Of some network disks, for a folder: they keep its names in another way.
-_NO_SYNC = (errno.EINVAL, errno.ENOTSUP)
 _MANIFEST = "manifest.json"
 # The key once more, written once. It tells whose a folder is if the manifest is damaged.
 _KEY = ".key.json"
@@ -48,7 +44,7 @@ def sync(path: Path) -> None:
     try:
         os.fsync(opened)
     except OSError as error:
-        if error.errno not in _NO_SYNC:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network disks keep a folder's names in another way
             raise
     finally:
         os.close(opened)
@@ -79,28 +75,20 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         temporary.replace(path)
         sync(path.parent)
     except Exception as error:
-        refused = _refused(path, error)
-        if refused is None:
-            raise
-        raise refused from error
+        # The error of safetensors has the number in its text.
+        named = re.search(r"\(os error (\d+)\)", str(error))
+        number = error.errno if isinstance(error, OSError) else int(named[1]) if named else None
+        why = os.strerror(number or 0).lower()
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            raise InputError(f"disk full: cannot write {path} ({error}); {REMEDIES[errno.ENOSPC]}") from error
+        if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise NotWritableError(f"cannot write {path}: {why}; make its folder writable") from error
+        if number in REMEDIES:
+            raise InputError(f"cannot write {path}: {why}; {REMEDIES[number]}") from error
+        raise
     finally:
         with suppress(OSError):  # of a folder that cannot be read
             temporary.unlink()
-
-
-def _refused(path: Path, error: Exception) -> InputError | None:
-    """What the machine refuses in one line; None for other errors."""
-    # The error of safetensors has the number in its text.
-    named = re.search(r"\(os error (\d+)\)", str(error))
-    number = error.errno if isinstance(error, OSError) else int(named[1]) if named else None
-    if number in _FULL:
-        return InputError(f"disk full: cannot write {path} ({error}); {REMEDIES[errno.ENOSPC]}")
-    why = os.strerror(number or 0).lower()
-    if number in _NOT_WRITABLE:
-        return NotWritableError(f"cannot write {path}: {why}; make its folder writable")
-    if number in REMEDIES:
-        return InputError(f"cannot write {path}: {why}; {REMEDIES[number]}")
-    return None
 
 
 @contextmanager

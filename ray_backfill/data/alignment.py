@@ -52,7 +52,7 @@ def misaligned(folder: EmbeddingFolder) -> Iterator[tuple[str, str]]:
     if what:
         yield folder.gallery.path.name, what
         return  # it says nothing about the others
-    others = {each.path: each for each in (folder.validation, folder.train, folder.queries) if each is not None}
+    others = {table.path: table for table in (folder.validation, folder.train, folder.queries) if table is not None}
     for path, table in reversed(others.items()):
         sample = _sampled(table) if path.parent == folder.path else None  # no sample of the gallery
         if sample is None:
@@ -66,7 +66,7 @@ def misaligned(folder: EmbeddingFolder) -> Iterator[tuple[str, str]]:
             yield path.name, what
 
 
-class _Sample(NamedTuple):
+class _SampledRows(NamedTuple):
     """Vectors of length 1, (n, d) by each model, and (n,) their rows in the file, ascending."""
 
     old: NDArray[np.float32]
@@ -74,7 +74,7 @@ class _Sample(NamedTuple):
     rows: IntArray
 
 
-def _sampled(table: EmbeddingTable) -> _Sample | None:
+def _sampled(table: EmbeddingTable) -> _SampledRows | None:
     """Rows from all over a split whose vectors differ from those before; None if there are too few, or one model."""
     if "new" not in table.vectors:
         return None
@@ -83,12 +83,12 @@ def _sampled(table: EmbeddingTable) -> _Sample | None:
     places = np.arange(n) if table.rows is None else table.rows
     rows = np.argsort(places)[np.unique(starts[:, None] + np.arange(min(n, _BLOCK)))]
     both = [table.vectors[model][rows].astype(np.float32) for model in ("old", "new")]
-    of_old, of_new = (np.unique(hash_rows(each), return_index=True)[1] for each in both)
+    of_old, of_new = (np.unique(hash_rows(vectors), return_index=True)[1] for vectors in both)
     kept = np.intersect1d(of_old, of_new)
     if len(kept) < _FEWEST:
         return None
-    old, new = (_unit(each[kept]) for each in both)
-    return _Sample(old, new, places[rows[kept]])
+    old, new = (_unit(vectors[kept]) for vectors in both)
+    return _SampledRows(old, new, places[rows[kept]])
 
 
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -96,9 +96,9 @@ def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     return centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
-def _what_is_wrong(sample: _Sample) -> tuple[str, float]:
+def _what_is_wrong(sample: _SampledRows) -> tuple[str, float]:
     """A sentence without its full stop, "" if nothing is wrong; and the correlation of the cosines by both models."""
-    old, new = (_centred(each @ each.T, is_own=True) for each in (sample.old, sample.new))
+    old, new = (_centred(vectors @ vectors.T, is_own=True) for vectors in (sample.old, sample.new))
     n, parts = len(old), np.array_split(np.arange(len(old)), max(1, len(old) // _PART))
     for by in _MOVES:
         strange = [part for part in parts if _fits_better(old, new, sample.rows, by, part)]
@@ -124,9 +124,9 @@ def _centred(cosines: Cosines, is_own: bool = False) -> Cosines:
     n = len(cosines)
     np.fill_diagonal(cosines, 0)
     sums = cosines.sum(axis=1) / (n - 2)
-    found: Cosines = cosines - sums - sums[:, None] + sums.sum() / (n - 1)
-    np.fill_diagonal(found, 0)
-    return found
+    centred: Cosines = cosines - sums - sums[:, None] + sums.sum() / (n - 1)
+    np.fill_diagonal(centred, 0)
+    return centred
 
 
 def _correlation(old: Cosines, new: Cosines) -> float:
@@ -145,7 +145,7 @@ def _fits_better(old: Cosines, new: Cosines, rows: IntArray, by: int, part: IntA
     return bool(gained.mean() > _SURE * gained.std() / np.sqrt(len(gained)))
 
 
-def _where(sample: _Sample, strange: list[IntArray], parts: list[IntArray]) -> str:
+def _where(sample: _SampledRows, strange: list[IntArray], parts: list[IntArray]) -> str:
     """Rows from the first to the last of some parts; "" if these are all."""
     if len(strange) == len(parts):
         return ""

@@ -43,7 +43,10 @@ def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
     splits = [name for name in _SPLITS if (data / f"{name}.parquet").exists()]
     if not any(_is_broken(scan_split(data / f"{name}.parquet")) for name in splits):
         return data
-    _remove_others(out, {f"{name}.parquet" for name in splits} | {name for name in _OTHERS if (data / name).exists()})
+    for name in (*(f"{split}.parquet" for split in _SPLITS), *_OTHERS):
+        if not (data / name).exists():
+            remove(out / name)
+            left_out_file(out / name).unlink(missing_ok=True)
     counts: dict[str, DroppedRows] = {}
     for split in splits:
         source = data / f"{split}.parquet"
@@ -57,16 +60,9 @@ def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
     for name in _OTHERS:
         if (data / name).exists():
             write_whole(out / name, partial(shutil.copy2, data / name))
-    left_out = {name: each._asdict() for name, each in counts.items()}
+    left_out = {name: dropped._asdict() for name, dropped in counts.items()}
     write_json(out / _MANIFEST, {_FROM: str(data), _LEFT_OUT: left_out})
     return out
-
-
-def _remove_others(out: Path, names: set[str]) -> None:
-    for name in (*(f"{split}.parquet" for split in _SPLITS), *_OTHERS):
-        if name not in names:
-            remove(out / name)
-            left_out_file(out / name).unlink(missing_ok=True)
 
 
 def _is_broken(scan: SplitScan) -> bool:
@@ -80,4 +76,4 @@ def copied_from(folder: Path) -> tuple[Path, dict[str, DroppedRows]]:
     facts = read_json(folder / _MANIFEST) if (folder / _MANIFEST).is_file() else {}
     if _FROM not in facts:
         return folder, {}
-    return Path(facts[_FROM]), {name: DroppedRows(**each) for name, each in facts[_LEFT_OUT].items()}
+    return Path(facts[_FROM]), {name: DroppedRows(**dropped) for name, dropped in facts[_LEFT_OUT].items()}

@@ -205,8 +205,7 @@ def part_files(path: Path) -> list[Path]:
 
 def names_in(file: Path) -> list[str]:
     """The names of a file's columns."""
-    names: list[str] = open_checked(file).schema_arrow.names
-    return names
+    return open_checked(file).schema_arrow.names
 
 
 def read_known(file: Path, needed: Sequence[str], are_queries: bool) -> dict[str, Any]:
@@ -239,7 +238,7 @@ def join_known(files: Sequence[Path], parts: Sequence[Mapping[str, Any]]) -> dic
                 "all parts need the same columns"
             )
         for name in (name for name in part if COLUMNS[name] is as_ids):
-            kinds = [kind_of(each[name]) for each in (part, parts[0])]
+            kinds = [kind_of(columns[name]) for columns in (part, parts[0])]
             if kinds[0] != kinds[1]:
                 raise InputError(
                     f"column {name!r} holds {kinds[0]} in {file}, but {kinds[1]} in {files[0]}; use one type"
@@ -281,7 +280,7 @@ def read_picked(path: Path, name: str, rows: IntArray) -> list[Any]:
 
     Decodes only the row groups that hold these rows, in bounded pieces. rows: (K,) places in the split.
     """
-    found: dict[int, Any] = {}
+    value_of: dict[int, Any] = {}
     wanted, first = np.unique(rows), 0
     for file in part_files(path):
         opened = open_checked(file)
@@ -296,15 +295,15 @@ def read_picked(path: Path, name: str, rows: IntArray) -> list[Any]:
                 for batch in opened.iter_batches(_PICKED_ROWS, [group], [name]):
                     own = wanted[(wanted >= first) & (wanted < first + len(batch))]
                     values = plain(pa.chunked_array([batch.column(0).take(pa.array(own - first))]))
-                    found |= dict(zip(own.tolist(), values.to_pylist(), strict=True))
+                    value_of |= dict(zip(own.tolist(), values.to_pylist(), strict=True))
                     first += len(batch)
-    return [found.get(int(row)) for row in rows]
+    return [value_of.get(int(row)) for row in rows]
 
 
 def texts_fingerprint(paths: Sequence[Path]) -> str:
     """A hash of the texts and the paths of images in these splits; "" if there are none. Not of stored images."""
-    found = [mark for path in paths for name in (TEXT, IMAGE) if (mark := _fingerprint_of_texts(path, name))]
-    return fingerprint(*found) if found else ""
+    marks = [mark for path in paths for name in (TEXT, IMAGE) if (mark := _fingerprint_of_texts(path, name))]
+    return fingerprint(*marks) if marks else ""
 
 
 def _fingerprint_of_texts(path: Path, name: str) -> str:

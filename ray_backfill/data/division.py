@@ -38,19 +38,19 @@ def held_out(label_N: NDArray[Any] | None, n: int) -> NDArray[np.bool_]:
 
 def _of_classes(label_N: NDArray[Any], wanted: int, rng: np.random.Generator) -> Iterator[IntArray]:
     """Rows of random classes, until there are as many as wanted."""
-    share, found = wanted / max(len(label_N), 1), 0
+    share, drawn = wanted / max(len(label_N), 1), 0
     names, class_N = np.unique(label_N, return_inverse=True)
     shuffled = rng.permutation(len(label_N))
     by_class = shuffled[np.argsort(class_N[shuffled], kind="stable")]
     rows_of = np.split(by_class, np.cumsum(np.bincount(class_N))[:-1])
-    for each in rng.permutation(len(names)):
-        if found >= wanted:
+    for number in rng.permutation(len(names)):
+        if drawn >= wanted:
             return
-        rows, is_known = rows_of[each], names.dtype.kind != "i" or names[each] != -1
+        rows, is_known = rows_of[number], names.dtype.kind != "i" or names[number] != -1
         size = max(2, round(share * len(rows)))
         if is_known and len(rows) >= size + 2:
             yield rows[:size]
-            found += size
+            drawn += size
 
 
 def drawn_rows(label_N: NDArray[Any] | None, n: int, most: int, seed: int) -> IntArray:

@@ -117,12 +117,12 @@ def _scan_vectors(path: Path, opened: list[pq.ParquetFile], name: str, rows: int
     sample, sample_rows, dim, at, dtype = [], [], 0, 0, ""
     with step(f"look at {path.name}, {name}", rows, "rows") as bar:
         for array in _arrays(path, opened, name):
-            found, wrong = decode(array, dim)
-            dim = dim or found.shape[1]
+            vectors, wrong = decode(array, dim)
+            dim = dim or vectors.shape[1]
             here = slice(at, at + len(array))
-            problems[here], dtype = wrong, str(found.dtype)
+            problems[here], dtype = wrong, str(vectors.dtype)
             if dim:
-                values = np.nan_to_num(found.astype(np.float32), posinf=0, neginf=0)
+                values = np.nan_to_num(vectors.astype(np.float32), posinf=0, neginf=0)
                 norms[here] = np.linalg.norm(values, axis=1)
                 hashes[here] = hash_rows(values)
                 sums += [values[i : i + BLOCK_ROWS].mean(axis=0, dtype=np.float64)
@@ -157,10 +157,10 @@ class Finding:
 
 def find(scans: Mapping[str, SplitScan]) -> list[Finding]:
     """All findings, errors first. scans: split -> its scan; the gallery is there."""
-    found = [each for name, scan in scans.items() for each in _of_split(name, scan)]
+    findings = [finding for name, scan in scans.items() for finding in _of_split(name, scan)]
     for of_all in (_of_widths, _of_twins, _of_labels, _of_train, _of_bands):
-        found += of_all(scans)
-    return sorted(found, key=lambda each: get_args(Level).index(each.level))
+        findings += of_all(scans)
+    return sorted(findings, key=lambda finding: get_args(Level).index(finding.level))
 
 
 def _of_split(name: str, scan: SplitScan) -> Iterator[Finding]:

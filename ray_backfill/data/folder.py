@@ -155,12 +155,12 @@ class EmbeddingTable:
 
         def taken(values: Any) -> Any:
             if isinstance(values, dict):
-                return {name: taken(each) for name, each in values.items()}
+                return {name: taken(column) for name, column in values.items()}
             if isinstance(values, list):
                 return [values[row] for row in rows]
             return None if values is None else take_rows(values, rows)
 
-        of_items = [each.name for each in fields(self) if each.init and each.name not in ("path", "rows")]
+        of_items = [column.name for column in fields(self) if column.init and column.name not in ("path", "rows")]
         places = rows if self.rows is None else self.rows[rows]
         return replace(self, rows=places, **{name: taken(getattr(self, name)) for name in of_items})
 
@@ -231,7 +231,7 @@ class EmbeddingFolder:
     def train_bytes(self) -> int:
         """Size of the train vectors and their further views."""
         vectors = (self.train.vectors if self.train else {}, self.train_views)
-        return sum(each.nbytes for of_model in vectors for each in of_model.values())
+        return sum(array.nbytes for of_model in vectors for array in of_model.values())
 
     @property
     def train_path(self) -> Path:
@@ -276,7 +276,7 @@ class EmbeddingFolder:
     @cached_property
     def _digests(self) -> dict[tuple[str, str, str], bytes]:
         """Digest of each column, by split, model (for vectors) and column name."""
-        found: dict[tuple[str, str, str], bytes] = {}
+        digests: dict[tuple[str, str, str], bytes] = {}
         for split in SPLITS:
             table = getattr(self, split)
             for (model, name), values in _columns_of(table).items() if table is not None else ():
@@ -284,9 +284,12 @@ class EmbeddingFolder:
                     continue
                 digest = hashlib.blake2b(f"{split} {model} {name}".encode())
                 for array in [values] if isinstance(values, np.ndarray) else values or []:
-                    _add_to_digest(digest, array)
-                found[split, model, name] = digest.digest()
-        return found
+                    digest.update(f"{array.dtype}{array.shape}".encode())
+                    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                    for i in track(range(0, len(numbers), _PIECE_BYTES), "fingerprint", "x 64 MB"):
+                        digest.update(numbers[i : i + _PIECE_BYTES].data)
+                digests[split, model, name] = digest.digest()
+        return digests
 
 
 def _columns_of(table: "EmbeddingTable | Classifier | Mapping[str, FloatArray]") -> dict[tuple[str, str], Any]:
@@ -326,7 +329,7 @@ def read_folder(
         gallery = read_table(path / "gallery.parquet", models, gallery_needs, are_queries=not has_queries)
         queries = read_table(path / "queries.parquet", models, are_queries=True) if has_queries else None
         split = read_train(path, models)
-    for other in (each for each in (queries, split.train, split.validation) if each is not None):
+    for other in (table for table in (queries, split.train, split.validation) if table is not None):
         for name, vectors in other.vectors.items():
             theirs, mine = vectors.shape[1], gallery.vectors.get(name, vectors).shape[1]
             if mine != theirs:
@@ -363,14 +366,12 @@ def read_train(path: Path, models: Sequence[str] = MODELS) -> TrainSplit:
     if not held_N.any():
         return TrainSplit(train, classifier, views, None)
     kept = np.flatnonzero(~held_N)
-    views = {model: _taken_views(of_items, kept) for model, of_items in views.items()}
-    return TrainSplit(train.take(kept), classifier, views, train.take(np.flatnonzero(held_N)))
-
-
-def _taken_views(views_VND: FloatArray, rows: IntArray) -> FloatArray:
-    n_views, n, dim = views_VND.shape
-    in_file = (np.arange(n_views)[:, None] * n + rows).ravel()
-    return take_rows(views_VND.reshape(-1, dim), in_file).reshape(n_views, len(rows), dim)
+    kept_views = {}
+    for model, views_VND in views.items():
+        n_views, n, dim = views_VND.shape
+        in_file = (np.arange(n_views)[:, None] * n + kept).ravel()
+        kept_views[model] = take_rows(views_VND.reshape(-1, dim), in_file).reshape(n_views, len(kept), dim)
+    return TrainSplit(train.take(kept), classifier, kept_views, train.take(np.flatnonzero(held_N)))
 
 
 def read_table(
@@ -414,14 +415,6 @@ def left_out_file(split: Path) -> Path:
     return split.with_name(f"{split.stem}_left_out.parquet")
 
 
-def _add_to_digest(digest: Any, array: NDArray[Any]) -> None:
-    """Feed type, shape and values of an array to a hash, in pieces."""
-    digest.update(f"{array.dtype}{array.shape}".encode())
-    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    for i in track(range(0, len(numbers), _PIECE_BYTES), "fingerprint", "x 64 MB"):
-        digest.update(numbers[i : i + _PIECE_BYTES].data)
-
-
 def _read_classifier(path: Path) -> Classifier | None:
     """Read the new model's classifier, if there is one."""
     if not path.exists():
@@ -457,25 +450,19 @@ def _read_views(path: Path, train: EmbeddingTable | None) -> dict[str, FloatArra
         raise InputError(f"{path} has views of train items, but there is no train.parquet beside it; add it")
     files = part_files(path)
     models = tuple(train.vectors)
-    ids = [read_known(file, models, are_queries=False)["id"] for file in files]
-    _check_ids(np.concatenate([each for each in ids if len(each)] or ids), train.id, path)
-    views = read_rows(files, 0, sum(map(len, ids)), models)
-    for name, found in views.items():
-        theirs, ours = found.shape[1], train.vectors[name].shape[1]
-        if theirs != ours:
-            raise InputError(f"column {name!r} has {theirs} dimensions in {path} and {ours} in train.parquet")
-    return {name: found.reshape(-1, len(train), found.shape[1]) for name, found in views.items()}
-
-
-def _check_ids(ids: NDArray[Any], id_N: NDArray[Any], path: Path) -> None:
-    """Raise InputError unless the ids are those of the train split, once or several times."""
+    parts = [read_known(file, models, are_queries=False)["id"] for file in files]
+    ids, id_N = np.concatenate([part for part in parts if len(part)] or parts), train.id
     remedy = "it must repeat the ids of train.parquet, in their order, once for each view"
     if kind_of(ids) != kind_of(id_N):
         raise InputError(f"{path}, column 'id' holds {kind_of(ids)}, that of train.parquet {kind_of(id_N)}; {remedy}")
     if not len(ids) or len(ids) % len(id_N):
         raise InputError(f"{path} has {len(ids):,} rows, no multiple of the {len(id_N):,} train items; {remedy}")
-    other = np.flatnonzero((ids.reshape(-1, len(id_N)) != id_N).ravel())
-    if len(other):
+    if len(other := np.flatnonzero((ids.reshape(-1, len(id_N)) != id_N).ravel())):
         row = int(other[0])
-        wanted = id_N[row % len(id_N)]
-        raise InputError(f"{path}, column 'id': {ids[row]} in row {row}, not {wanted}; {remedy}")
+        raise InputError(f"{path}, column 'id': {ids[row]} in row {row}, not {id_N[row % len(id_N)]}; {remedy}")
+    views = read_rows(files, 0, len(ids), models)
+    for name, vectors in views.items():
+        theirs, ours = vectors.shape[1], train.vectors[name].shape[1]
+        if theirs != ours:
+            raise InputError(f"column {name!r} has {theirs} dimensions in {path} and {ours} in train.parquet")
+    return {name: vectors.reshape(-1, len(train), vectors.shape[1]) for name, vectors in views.items()}

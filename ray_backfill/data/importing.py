@@ -151,7 +151,12 @@ def _columns(sources: Sequence[Source], names: ColumnNames) -> dict[str, Taken]:
         if not may_be_vectors(source.columns[theirs]):
             raise InputError(f"{source.name}, column {theirs!r} holds {in_words(source.columns[theirs])}, not vectors")
         taken[model] = Taken(place, theirs)
-    _check_apart(sources, taken)
+    vectors = [taken[model] for model in MODELS if model in taken]
+    if len({(os.path.realpath(sources[place].name), theirs) for place, theirs in vectors}) < len(vectors):
+        remedy = "name two sources" if len(sources) > 1 else "give --old and --new"
+        raise InputError(
+            f"{sources[0].name}, column {taken['old'].theirs!r} would be both the old and the new embeddings; {remedy}"
+        )
     further = [(name, name) for name in dict.fromkeys((*COLUMNS, TEXT, *names.keep)) if name not in ("id", "label")]
     for ours, theirs in (("label", names.label), *further):
         place = next((number for number, source in enumerate(sources) if theirs in source.columns), -1)
@@ -162,16 +167,6 @@ def _columns(sources: Sequence[Source], names: ColumnNames) -> dict[str, Taken]:
     return taken
 
 
-def _check_apart(sources: Sequence[Source], taken: dict[str, Taken]) -> None:
-    """Raises InputError if old and new are the same column of the same source."""
-    read = [(os.path.realpath(sources[taken[m].source].name), taken[m].theirs) for m in MODELS if m in taken]
-    if len(set(read)) < len(read):
-        remedy = "name two sources" if len(sources) > 1 else "give --old and --new"
-        raise InputError(
-            f"{sources[0].name}, column {taken['old'].theirs!r} would be both the old and the new embeddings; {remedy}"
-        )
-
-
 def _is_there(path: Path, key: RunKey, overwrite: bool) -> bool:
     """Whether the split is finished there. Raises InputError if another one is."""
     if not path.exists():
@@ -180,14 +175,14 @@ def _is_there(path: Path, key: RunKey, overwrite: bool) -> bool:
         if overwrite:
             return False
         raise InputError(f"{path} exists and was not made by an import; choose another --out, or give --overwrite")
-    found = imported(path)
-    difference = key.difference(found)
-    if not difference and (damaged := damaged_files(path, found)):
+    manifest = imported(path)
+    difference = key.difference(manifest)
+    if not difference and (damaged := damaged_files(path, manifest)):
         say(f"{damaged[0]} is damaged; {path.name} is imported again")
         return False
     if not difference or overwrite:
         return not difference
-    earlier = found.get("settings", {}).get("sources", [])
+    earlier = manifest.get("settings", {}).get("sources", [])
     pairs = list(zip(key.settings["sources"], earlier, strict=False))
     changed = [now["name"] for now, then in pairs if now != then]
     if changed and changed == [then["name"] for now, then in pairs if now != then]:
@@ -205,31 +200,29 @@ def _match(
     Raises:
         InputError: Ids are missing or repeated, of different types, or no id is in both sources.
     """
-    found = [_ids(source, id_column) for source in sources]
-    stays, *_ = [_firsts(source, ids, id_column, drop_broken) for source, ids in zip(sources, found, strict=True)]
-    left_out = _without(found[0], ~stays)
+    ids = []
+    for source in sources:
+        source.need((id_column,))
+        total = None if source.rows is None else -(-source.rows // BATCH_ROWS)
+        batches = track(source.read((id_column,), 0), f"ids of {source.name}", "batches", total)
+        ids.append(plain_ids([batch.column(0) for batch in batches], source, id_column))
+    stays, *_ = [_firsts(source, own, id_column, drop_broken) for source, own in zip(sources, ids, strict=True)]
+    left_out = _without(ids[0], ~stays)
     if len(sources) == 1:
         return stays, None, left_out
-    if found[0].type != found[1].type:
+    if ids[0].type != ids[1].type:
         raise InputError(
-            f"the ids of {sources[0].name} are {in_words(found[0].type)} and those of {sources[1].name} "
-            f"{in_words(found[1].type)}; use one type"
+            f"the ids of {sources[0].name} are {in_words(ids[0].type)} and those of {sources[1].name} "
+            f"{in_words(ids[1].type)}; use one type"
         )
-    there = pc.index_in(found[0], value_set=found[1]).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    left_out += _without(found[0], stays & (there < 0), f"only in {sources[0].name}")
-    alone = np.asarray(pc.invert(pc.is_in(found[1], value_set=found[0])))
-    left_out += _without(found[1], alone, f"only in {sources[1].name}")
+    there = pc.index_in(ids[0], value_set=ids[1]).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    left_out += _without(ids[0], stays & (there < 0), f"only in {sources[0].name}")
+    alone = np.asarray(pc.invert(pc.is_in(ids[1], value_set=ids[0])))
+    left_out += _without(ids[1], alone, f"only in {sources[1].name}")
     stays &= there >= 0
     if not stays.any():
         raise InputError(f"no id of {sources[0].name} is in {sources[1].name}; compare the ids, and --id")
     return stays, there, left_out
-
-
-def _ids(source: Source, column: str) -> pa.Array:
-    source.need((column,))
-    total = None if source.rows is None else -(-source.rows // BATCH_ROWS)
-    batches = track(source.read((column,), 0), f"ids of {source.name}", "batches", total)
-    return plain_ids([batch.column(0) for batch in batches], source, column)
 
 
 def plain_ids(pieces: Sequence[pa.Array], source: Source, column: str) -> pa.Array:
@@ -263,8 +256,8 @@ def _firsts(source: Source, ids: pa.Array, column: str, drop_broken: bool) -> ND
 
 def _without(ids: pa.Array, rows: NDArray[np.bool_], reason: str = "") -> list[tuple[str, str]]:
     """(id, reason) of these rows; by default that the id is missing or came before."""
-    found = [ids[int(row)] for row in np.flatnonzero(rows)]
-    return [(str(id_), reason or "duplicate id") if id_.is_valid else ("", reason or "no id") for id_ in found]
+    named = [ids[int(row)] for row in np.flatnonzero(rows)]
+    return [(str(id_), reason or "duplicate id") if id_.is_valid else ("", reason or "no id") for id_ in named]
 
 
 def _even(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -274,18 +267,14 @@ def _even(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held.append(batch)
         while sum(map(len, held)) >= BATCH_ROWS:
             table = pa.Table.from_batches(held)
-            yield _one(table.slice(0, BATCH_ROWS))
+            yield table.slice(0, BATCH_ROWS).combine_chunks().to_batches()[0]
             held = table.slice(BATCH_ROWS).to_batches()
     if any(map(len, held)):
-        yield _one(pa.Table.from_batches(held))
-
-
-def _one(table: pa.Table) -> pa.RecordBatch:
-    return table.combine_chunks().to_batches()[0]
+        yield pa.Table.from_batches(held).combine_chunks().to_batches()[0]
 
 
 # Rows of the import: contract name -> column; vectors may be decoded.
-_Batch = dict[str, Any]
+_Columns = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -302,23 +291,25 @@ class _Import:
     partner: NDArray[np.int64] | None
     drop_broken: bool
 
-    def batches(self, skip: int) -> Iterator[_Batch]:
+    def batches(self, skip: int) -> Iterator[_Columns]:
         """Rows of the first source from row ``skip`` on, each with its partner's columns."""
-        of_each = [
+        wanted = [
             {ours: taken.theirs for ours, taken in self.columns.items() if taken.source == number}
             for number in range(len(self.sources))
         ]
-        streams = [_in_order(self.sources[0], of_each[0], skip)]
+        streams = [_in_order(self.sources[0], wanted[0], skip)]
         if self.partner is not None:
             is_aligned = np.array_equal(self.partner, np.arange(len(self.partner)))  # the same order, none missing
             read = _in_order if is_aligned else partial(_by_partner, self.partner)
-            streams.append(read(self.sources[1], of_each[1], skip))
-        for found in zip(*streams, strict=False):
-            yield {ours: column for batch in found for ours, column in batch.items()}
+            streams.append(read(self.sources[1], wanted[1], skip))
+        for batches in zip(*streams, strict=False):
+            yield {ours: column for batch in batches for ours, column in batch.items()}
 
-    def table(self, batch: _Batch, first: int, note: PartNote) -> pa.Table | None:
+    def table(self, batch: _Columns, first: int, note: PartNote) -> pa.Table | None:
         """The rows of a batch that stay, in the types of the data contract; None if none has vectors of every model."""
-        ids = _plain(batch["id"])
+        ids = batch["id"]
+        ids = ids.dictionary_decode() if pa.types.is_dictionary(ids.type) else ids
+        ids = ids.cast(pa.int64()) if pa.types.is_integer(ids.type) else ids.cast(pa.string())
         stays = self.stays[first : first + len(ids)].copy()
         made: dict[str, pa.Array] = batch | {"id": ids}
         for model in (model for model in MODELS if model in batch):
@@ -327,7 +318,16 @@ class _Import:
                 read = decode(read, note.dims.get(model, 0))
             bad = np.flatnonzero(stays & (read.problems != FINE) & (self.drop_broken | (read.problems != ZERO)))
             for row in bad.tolist():
-                self._leave_out(model, str(ids[row]), first + row, PROBLEMS[int(read.problems[row])], note)
+                source, theirs = self.columns[model]
+                problem = PROBLEMS[int(read.problems[row])]
+                if not self.drop_broken:
+                    # The rows of a second source may be in another order.
+                    where = f"row {first + row} (id {ids[row]})" if source == 0 else f"the row of id {ids[row]}"
+                    raise BrokenRowsError(
+                        f"{self.sources[source].name}, column {theirs!r}: {problem} in {where}; give --drop-broken to "
+                        "leave such rows out"
+                    )
+                note.left_out.append((str(ids[row]), f"{theirs}: {problem}"))
             stays[bad] = False
             if not read.vectors.shape[1]:
                 return None
@@ -335,17 +335,6 @@ class _Import:
             made[model] = vector_column(read.vectors)
         table = pa.table(made)
         return table if stays.all() else table.filter(pa.array(stays))
-
-    def _leave_out(self, model: str, id_: str, row: int, problem: str, note: PartNote) -> None:
-        source, theirs = self.columns[model]
-        if not self.drop_broken:
-            # The rows of a second source may be in another order.
-            where = f"row {row} (id {id_})" if source == 0 else f"the row of id {id_}"
-            raise BrokenRowsError(
-                f"{self.sources[source].name}, column {theirs!r}: {problem} in {where}; give --drop-broken to leave "
-                "such rows out"
-            )
-        note.left_out.append((id_, f"{theirs}: {problem}"))
 
     def write_parts(self, folder: Path) -> list[tuple[str, str]]:
         """Write the parts that are missing; returns (id, reason) of the rows that were left out for their vectors."""
@@ -370,17 +359,12 @@ class _Import:
         return left_out
 
 
-def _plain(ids: pa.Array) -> pa.Array:
-    ids = ids.dictionary_decode() if pa.types.is_dictionary(ids.type) else ids
-    return ids.cast(pa.int64()) if pa.types.is_integer(ids.type) else ids.cast(pa.string())
-
-
-def _in_order(source: Source, wanted: dict[str, str], skip: int) -> Iterator[_Batch]:
+def _in_order(source: Source, wanted: dict[str, str], skip: int) -> Iterator[_Columns]:
     for batch in _even(source.read(list(dict.fromkeys(wanted.values())), skip)):
         yield {ours: batch.column(theirs) for ours, theirs in wanted.items()}
 
 
-def _by_partner(partner: NDArray[np.int64], source: Source, wanted: dict[str, str], skip: int) -> Iterator[_Batch]:
+def _by_partner(partner: NDArray[np.int64], source: Source, wanted: dict[str, str], skip: int) -> Iterator[_Columns]:
     """Columns of the second source in the order of the first. Its vectors pass through a temporary file if large."""
     n_rows = len(partner)
     vectors: dict[str, Decoded] = {}
@@ -402,7 +386,7 @@ def _by_partner(partner: NDArray[np.int64], source: Source, wanted: dict[str, st
                     others[ours][row] = value
     for first in range(skip, n_rows, BATCH_ROWS):
         here = slice(first, min(first + BATCH_ROWS, n_rows))
-        found: _Batch = {ours: Decoded(*(each[here] for each in read)) for ours, read in vectors.items()}
+        found: _Columns = {ours: Decoded(*(part[here] for part in read)) for ours, read in vectors.items()}
         for ours in wanted.keys() - vectors:
             values = others[ours][here] if ours in others else [None] * (here.stop - first)
             found[ours] = pa.array(values, source.columns[wanted[ours]])
@@ -462,15 +446,12 @@ def _finish(unfinished: Path, path: Path, left_out: Sequence[tuple[str, str]]) -
     rows = {part.name: pq.read_metadata(part).num_rows for part in parts}
     if not sum(rows.values()):
         raise BrokenRowsError(f"nothing is left of {path.name}: every row is broken")
-    reasons = Counter(reason for _, reason in left_out)
-    finish_stage(
-        unfinished,
-        {
-            "rows": sum(rows.values()),
-            "parts": {part.name: {"rows": rows[part.name], "sha256": _sha256(part)} for part in parts},
-            "left_out": dict(reasons),
-        },
-    )
+    facts: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        with part.open("rb") as opened:
+            facts[part.name] = {"rows": rows[part.name], "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+    reasons = dict(Counter(reason for _, reason in left_out))
+    finish_stage(unfinished, {"rows": sum(rows.values()), "parts": facts, "left_out": reasons})
     left_out_file(path).unlink(missing_ok=True)
     if left_out:
         ids, why = zip(*left_out, strict=True)
@@ -486,11 +467,6 @@ def remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def imported(path: Path) -> dict[str, Any]:

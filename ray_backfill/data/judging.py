@@ -37,7 +37,6 @@ COLUMNS = ("query", "query_text", "item", "item_text", "right")
 _TOGETHER, _SEARCHED = 512, 10_000
 # Characters of a text. What begins with one of these signs is a formula to a spreadsheet.
 _CHARACTERS, _FORMULA = 1_000, ("=", "+", "-", "@")
-_CHANGED = "a spreadsheet changes ids that look like numbers or dates: have it read the columns query and item as text"
 
 # docs/results/judging.md
 TELLS = (
@@ -47,7 +46,7 @@ TELLS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class DrawnPairs:
     """What can be judged: pairs of a query and an item that only one of the models finds among its first ``DEPTH``.
 
     query, item: (P,) rows and gallery positions, the pairs of a query together. sign: (P,) 1 if the new model finds it,
@@ -73,7 +72,7 @@ def first_found(
     query_K, item_K = own_items(folder)
     own_Q[query_K] = item_K
     more = int((own_Q >= 0).any())
-    found = {query: np.empty(0, np.int64) for query in rows.tolist()}
+    items_of = {query: np.empty(0, np.int64) for query in rows.tolist()}
     with step(f"find what the {model} model finds", len(rows), "queries") as bar:
         for of_part, items in found_by.parts() if found_by else [(rows, np.arange(len(gallery)))]:
             asked = rows[np.isin(rows, of_part)]
@@ -83,12 +82,12 @@ def first_found(
                 some = asked[first : first + _TOGETHER]
                 positions = partition.search(queries.vectors[model][some], min(k + more, len(items))).item
                 for query, position in zip(some.tolist(), positions, strict=True):
-                    found[query] = position[position != own_Q[query]][:k]
+                    items_of[query] = position[position != own_Q[query]][:k]
                 bar.advance(len(some))
-    return list(found.values())
+    return list(items_of.values())
 
 
-def draw(folder: EmbeddingFolder, distance: str, found_by: Filter | None = None, seed: int = 0) -> Drawn:
+def draw(folder: EmbeddingFolder, distance: str, found_by: Filter | None = None, seed: int = 0) -> DrawnPairs:
     """Draw the queries to judge, the same for a seed. Cost: two searches of the gallery, for at most 10,000 queries.
 
     Raises:
@@ -106,18 +105,18 @@ def draw(folder: EmbeddingFolder, distance: str, found_by: Filter | None = None,
     chosen = np.flatnonzero(differs)[:MOST].tolist()
     items = [rng.permutation(np.setxor1d(old[place], new[place])) for place in chosen]
     signs = [np.where(np.isin(pair, new[place]), 1, -1) for place, pair in zip(chosen, items, strict=True)]
-    asked = np.repeat(rows[chosen], [len(each) for each in items])
+    asked = np.repeat(rows[chosen], [len(pair) for pair in items])
     share = float(weights[differs].sum() / weights.sum())
-    return Drawn(asked, np.concatenate(items), np.concatenate(signs), share)
+    return DrawnPairs(asked, np.concatenate(items), np.concatenate(signs), share)
 
 
-def write_sheet(folder: EmbeddingFolder, path: Path, drawn: Drawn) -> None:
+def write_sheet(folder: EmbeddingFolder, path: Path, drawn: DrawnPairs) -> None:
     """Write the items to judge as CSV, with an empty column ``right``, in the order of ``drawn``.
 
     It begins with a byte order mark, from which spreadsheets know UTF-8. Raises InputError if it cannot be written.
     """
     sides = ((folder.queries or folder.gallery, drawn.query), (folder.gallery, drawn.item))
-    columns = [each for table, rows in sides for each in (table.id[rows].astype(str), _texts(table, rows))]
+    columns = [column for table, rows in sides for column in (table.id[rows].astype(str), _texts(table, rows))]
     sheet = pd.DataFrame(dict(zip(COLUMNS, columns, strict=False)) | {"right": ""})
     write_whole(path, lambda to: sheet.to_csv(to, index=False, encoding="utf-8-sig"))
 
@@ -125,12 +124,12 @@ def write_sheet(folder: EmbeddingFolder, path: Path, drawn: Drawn) -> None:
 def _texts(table: EmbeddingTable, rows: IntArray) -> list[str]:
     """The text of each row, or the path of its image, in one line; "" if it has neither."""
     of_row = zip(table.pick(TEXT, rows), table.pick(IMAGE, rows), strict=True)
-    given = (next((each for each in pair if isinstance(each, str)), "") for pair in of_row)
+    given = (next((value for value in pair if isinstance(value, str)), "") for pair in of_row)
     lines = (" ".join(text[: 10 * _CHARACTERS].split())[:_CHARACTERS] for text in given)
     return ["'" * line.startswith(_FORMULA) + line for line in lines]
 
 
-def read_sheet(folder: EmbeddingFolder, path: Path, drawn: Drawn) -> dict[str, Any]:
+def read_sheet(folder: EmbeddingFolder, path: Path, drawn: DrawnPairs) -> dict[str, Any]:
     """What the judgements say, as facts for the manifest: ``difference`` of precision, new minus old, over all queries.
 
     ``low`` and ``high`` are the limits of its 95 % interval. Queries without any judgement are left out.
@@ -146,7 +145,8 @@ def read_sheet(folder: EmbeddingFolder, path: Path, drawn: Drawn) -> dict[str, A
         query, item, line = unknown.iloc[0][["query", "item", "line"]]
         raise InputError(
             f"{path}, line {line:.0f}: item {item!r} of query {query!r} is not to be judged with this folder and "
-            f"--distance; take the file that simulate --judge wrote for them ({_CHANGED})"
+            f"--distance; take the file that simulate --judge wrote for them (a spreadsheet changes ids that look like "
+            "numbers or dates: have it read the columns query and item as text)"
         )
     pairs = pairs[pairs["right"].notna().groupby(pairs["row"]).transform("any")]
     if len(missing := pairs[pairs["right"].isna()]):

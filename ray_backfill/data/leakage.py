@@ -72,10 +72,10 @@ def leakage_notes(folder: EmbeddingFolder, truth: GroundTruth, is_fitted: bool) 
         of_table = _hashes(table, models)
         others = {"gallery items": of_gallery} | ({} if queries is None else {"queries": of_queries})
         seen = {split: int(np.isin(of_table, hashes).sum()) for split, hashes in others.items()}
-        found = [f"{_some(n, len(table), f'{name} items')} also {split}" for split, n in seen.items() if n]
-        if found:
+        shared = [f"{_some(n, len(table), f'{name} items')} also {split}" for split, n in seen.items() if n]
+        if shared:
             notes.append(
-                f"{'; '.join(found)}, with the same embeddings. Maps and merges were fitted on what they are measured "
+                f"{'; '.join(shared)}, with the same embeddings. Maps and merges were fitted on what they are measured "
                 "on, so the figures of fitted methods can be too high for items that they have not seen. "
                 f"Use {name} items that are neither in the gallery nor among the queries."
             )

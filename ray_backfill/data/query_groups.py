@@ -69,24 +69,30 @@ def _slice(name: str, column: pa.ChunkedArray, scored: IntArray) -> Slice:
     if (of_query < 0).any():
         of_query[of_query < 0] = len(groups)
         groups.append(MISSING)
-    return _largest(Slice(name, tuple(groups), of_query), scored)
+    if len(groups) > MOST_GROUPS:  # those with the most scored queries stay, in their order
+        sizes = np.bincount(of_query[scored], minlength=len(groups))
+        kept = np.sort(np.argsort(-sizes, kind="stable")[:MOST_GROUPS])
+        number = np.full(len(groups), MOST_GROUPS)
+        number[kept] = np.arange(MOST_GROUPS)
+        groups, of_query = [*(groups[i] for i in kept), OTHER], number[of_query]
+    return Slice(name, tuple(groups), of_query)
 
 
 def _named(distinct: Sequence[Any]) -> list[str]:
     """A name for each value: whole numbers in full, others with as few digits, from six on, as keep them apart."""
     for digits in range(6, 18):
-        names = [_name(value, digits) for value in distinct]
+        names = []
+        for value in distinct:
+            if isinstance(value, bool):
+                names.append("true" if value else "false")
+            elif isinstance(value, float):
+                is_whole = value.is_integer() and abs(value) < 2**53
+                names.append(str(int(value)) if is_whole else f"{value:.{digits}g}")
+            else:
+                names.append(f'"{value}"' if value in (OTHER, MISSING, EMPTY) else str(value) or EMPTY)
         if len(set(names)) == len(names):
             break
     return names
-
-
-def _name(value: object, digits: int) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else f"{value:.{digits}g}"
-    return f'"{value}"' if value in (OTHER, MISSING, EMPTY) else str(value) or EMPTY
 
 
 def _quarters(distinct: Sequence[Any], place: IntArray, scored: IntArray) -> tuple[list[str], IntArray]:
@@ -107,14 +113,3 @@ def _quarters(distinct: Sequence[Any], place: IntArray, scored: IntArray) -> tup
         of_query[members[number]] = len(groups)
         groups.append(f"{label[first]} to {label[last]} (quarter {number + 1} of 4)")
     return groups, of_query
-
-
-def _largest(found: Slice, scored: IntArray) -> Slice:
-    """The groups with the most scored queries in their order, the others as one."""
-    if len(found.groups) <= MOST_GROUPS:
-        return found
-    sizes = np.bincount(found.of_query[scored], minlength=len(found.groups))
-    kept = np.sort(np.argsort(-sizes, kind="stable")[:MOST_GROUPS])
-    place = np.full(len(found.groups), MOST_GROUPS)
-    place[kept] = np.arange(MOST_GROUPS)
-    return Slice(found.column, (*(found.groups[i] for i in kept), OTHER), place[found.of_query])

@@ -125,8 +125,8 @@ def find_truth(
     kind, k, argument = parse_truth(words)
     queries = folder.queries or folder.gallery
     parts = filter_of(folder.gallery, queries, filter_column) if filter_column else None
-    found = kind.make(folder, TruthRequest(k, argument, distance, refuse_unknown_ids, parts))
-    truth, notes = found.ground, found.notes
+    made = kind.make(folder, TruthRequest(k, argument, distance, refuse_unknown_ids, parts))
+    truth, notes = made.ground, made.notes
     if parts is not None:
         every, truth = len(truth.positives), truth.with_filter(parts)
         if lost := every - len(truth.positives):
@@ -143,7 +143,7 @@ def find_truth(
             f"no query of {folder.path} has a right answer in the gallery{other}: there is nothing to measure; compare "
             "the labels (or positives) of both files"
         )
-    facts = {"truth": {"name": " ".join(words), "is_retention": kind.is_retention} | dict(found.facts)} if words else {}
+    facts = {"truth": {"name": " ".join(words), "is_retention": kind.is_retention} | dict(made.facts)} if words else {}
     return Truth(truth, facts | ({"filter": filter_column} if filter_column else {}), notes)
 
 
@@ -376,7 +376,11 @@ def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     if not any(map(len, batches)):
         raise InputError(f"{source.name} has no rows")
     table = pa.Table.from_batches(batches)
-    empty = np.any([_is_empty(plain(table[name])) for name in ("query", "item")], axis=0)
+    empty = np.zeros(len(table), np.bool_)  # null, NaN or an empty text
+    for column in (plain(table[name]) for name in ("query", "item")):
+        empty |= column.is_null(nan_is_null=True).to_numpy()
+        if is_text(column.type):
+            empty |= pc.equal(column, "").fill_null(False).to_numpy()
     if empty.all():
         raise InputError(f"{source.name} has no row with both a query and an item")
     # An empty row has the values of the first one that is not, so that messages have the right numbers of rows.
@@ -397,12 +401,6 @@ def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
         {"path": source.name, "clicks": float(clicks.sum()), "weighted_by": "clicks"},
         notes,
     )
-
-
-def _is_empty(column: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """(N,) whether a row has no value: null, NaN or an empty text."""
-    is_null = column.is_null(nan_is_null=True).to_numpy()
-    return np.asarray(is_null | (pc.equal(column, "").fill_null(False).to_numpy() if is_text(column.type) else False))
 
 
 def _new_top(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
@@ -449,10 +447,7 @@ TRUTHS = (
         is_retention=True,
     ),
     TruthKind(
-        "clicks",
-        "SOURCE",
-        "A table with the columns query, item and clicks; frequent queries weigh more.",
-        _clicks,
+        "clicks", "SOURCE", "A table with the columns query, item and clicks; frequent queries weigh more.", _clicks
     ),
     TruthKind(
         "new-topK",

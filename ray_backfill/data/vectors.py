@@ -157,22 +157,22 @@ def read_rows(files: Sequence[Path], first: int, last: int, names: Sequence[str]
     """
     opened = [open_checked(file) for file in files]
     dtypes = {name: float_type(name, opened, files) for name in names}
-    read: dict[str, _Room] = {}
+    gathered: dict[str, _Gathered] = {}
     with step("read", last - first, "vectors") as bar:
         for file, row, batch in _batches_between(files, opened, first, last, names):
             for name, dtype in dtypes.items():
                 vectors = strict_vectors(batch.column(name), file, name, row, dtype)
-                if name not in read:
-                    read[name] = _Room(last - first, vectors.shape[1], dtype, file)
-                room = read[name]
-                if vectors.shape[1] != room.width:
+                if name not in gathered:
+                    gathered[name] = _Gathered(last - first, vectors.shape[1], dtype, file)
+                column = gathered[name]
+                if vectors.shape[1] != column.width:
                     raise InputError(
-                        f"{file}, column {name!r}: {vectors.shape[1]} dimensions in row {row}, but {room.width} in "
-                        f"{room.first_file}; all rows need the same number"
+                        f"{file}, column {name!r}: {vectors.shape[1]} dimensions in row {row}, but {column.width} in "
+                        f"{column.first_file}; all rows need the same number"
                     )
-                room.add(vectors)
+                column.add(vectors)
             bar.advance(len(batch))
-    return {name: room.vectors() for name, room in read.items()}
+    return {name: column.vectors() for name, column in gathered.items()}
 
 
 def stream_vectors(path: str | Path, *names: str, rows: int | None = None) -> Iterator[list[FloatArray]]:
@@ -216,7 +216,7 @@ def stream_vectors(path: str | Path, *names: str, rows: int | None = None) -> It
         yield [np.concatenate(vectors) for vectors in zip(*pieces, strict=True)]
 
 
-class _Room:
+class _Gathered:
     """Vectors that come in pieces: in memory, or, if they are large, in an unnamed temporary file that is mapped.
 
     Writing the file takes two thirds of the time of filling a map.
@@ -286,5 +286,4 @@ def hash_rows(vectors: NDArray[Any], seed: int = 0) -> NDArray[np.uint64]:
     """
     weights = np.random.default_rng(seed).integers(0, 1 << 64, vectors.shape[1], np.uint64)
     same_zeros = vectors.astype(np.float32) + np.float32(0)  # -0.0 becomes 0.0
-    hashes: NDArray[np.uint64] = same_zeros.view(np.uint32).astype(np.uint64) @ weights
-    return hashes
+    return same_zeros.view(np.uint32).astype(np.uint64) @ weights

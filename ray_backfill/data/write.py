@@ -107,7 +107,9 @@ def write_arrays(path: str | Path, arrays: Mapping[str, Arrays | None]) -> Path:
         arrays: Column ("old", "new", "label") -> (queries, gallery), or one array of a gallery that queries itself.
     """
     pairs = {
-        name: each if isinstance(each, tuple) else (None, each) for name, each in arrays.items() if each is not None
+        name: array if isinstance(array, tuple) else (None, array)
+        for name, array in arrays.items()
+        if array is not None
     }
     if any(len(pair) != 2 for pair in pairs.values()):
         raise InputError("old, new and label are each one array, of the gallery, or two: (queries, gallery)")
@@ -148,9 +150,8 @@ def _column(split: str, name: str, values: Any) -> pa.Array:
         return pa.array([row.tolist() for row in rows])
     array = native(as_array(values, what))
     try:
-        if np.ma.is_masked(array) or (
-            array.ndim == 2 and array.dtype.kind in "cmM"
-        ):  # numpy would make numbers of them
+        # numpy would make numbers of them
+        if np.ma.is_masked(array) or (array.ndim == 2 and array.dtype.kind in "cmM"):
             raise TypeError("masked values, complex numbers, dates and times are no embeddings")
         if array.ndim == 2:
             return vector_column(array if array.dtype == np.float16 else array.astype(np.float32))
@@ -169,7 +170,7 @@ def with_train(folder: EmbeddingFolder, items: EmbeddingTable, place: Path) -> E
     Raises:
         InputError: The disk is full.
     """
-    columns = {"id": pa.array(items.id)} | {model: vector_column(each) for model, each in items.vectors.items()}
+    columns = {"id": pa.array(items.id)} | {model: vector_column(vectors) for model, vectors in items.vectors.items()}
     if items.label is not None:
         columns["label"] = pa.array(items.label)
     write_parquet(place / "train.parquet", pa.table(columns))

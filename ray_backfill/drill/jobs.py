@@ -64,7 +64,8 @@ class FromStore:
 class PartsJob:
     """Which models embed the items of operations, and from what.
 
-    drill: the drill's folder. old, new: models that embed for a rollback, and for all else. actors: their pool.
+    drill: the drill's folder. old, new: models that embed for a rollback, and for all else. actors: their pool. pacer:
+    the Ray actor that paces them; None: they do not wait.
     """
 
     drill: Path
@@ -72,6 +73,7 @@ class PartsJob:
     old: tuple[str, ...]
     new: tuple[str, ...]
     actors: EmbedActors
+    pacer: Any = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ stored, so a restarted drill continues with exactly the same operations.
 Positions are rows of the gallery table, 0 .. N - 1; items inserted later have their position from the start.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -25,7 +25,7 @@ from ray_backfill.drill.tables import Checkpoint, ItemRow, OperationRow, StepRow
 from ray_backfill.engine.orders import check_order
 from ray_backfill.engine.systems import IntArray
 
-Kind = Literal["backfill", "insert", "delete", "rollback"]
+OperationKind = Literal["backfill", "insert", "delete", "rollback"]
 PLAN_FILES = ("items", "steps", "operations", "checkpoints")
 # Which partition holds an item. Deleted items and items not inserted yet are NOWHERE.
 NOWHERE, OLD, NEW = 0, 1, 2
@@ -41,7 +41,7 @@ class Operation:
     """
 
     number: int
-    kind: Kind
+    kind: OperationKind
     positions: IntArray
 
     @property
@@ -140,34 +140,26 @@ def make_plan(order: IntArray, points: int, part_items: int, churn: ChurnSetting
     operations: list[Operation] = []
     # In a small gallery several checkpoints may fall on the same number of items.
     checkpoints = [Checkpoint(int(point), 0, float(t[point])) for point in np.flatnonzero(measured == 0)]
-    for last, moves in _parts(order, held_back, deleted, part_items, measured):
-        operations += [Operation(len(operations) + i, kind, positions) for i, (kind, positions) in enumerate(moves)]
+    edges = np.unique(np.concatenate([np.arange(0, len(order), part_items), measured]))  # of parts
+    inserts, deletes = (np.array_split(items, len(edges) - 1) for items in (held_back, deleted))
+    gone = np.zeros(n_items, np.bool_)
+    for (first, last), inserted, dropped in zip(pairwise(edges.tolist()), inserts, deletes, strict=True):
+        items = order[first:last]
+        moves: tuple[tuple[OperationKind, IntArray], ...] = (
+            ("backfill", items[~gone[items]]), ("insert", inserted), ("delete", dropped),
+        )  # fmt: skip
+        gone[dropped] = True
+        for kind, positions in moves:
+            if len(positions):
+                operations.append(Operation(len(operations), kind, positions))
         for point in np.flatnonzero(measured == last):
             checkpoints.append(Checkpoint(len(checkpoints), len(operations), float(t[point])))
         if churn.rollback_at and last / len(order) >= churn.rollback_at:
-            inserted = positions_of(o for o in operations if o.kind == "insert")
-            operations.append(Operation(len(operations), "rollback", inserted))
+            back = positions_of(o for o in operations if o.kind == "insert")
+            operations.append(Operation(len(operations), "rollback", back))
             checkpoints.append(Checkpoint(len(checkpoints), len(operations), last / len(order), "rollback"))
             break
     return DrillPlan(n_items, order, held_back, tuple(operations), tuple(checkpoints))
-
-
-def _parts(
-    order: IntArray, held_back: IntArray, deleted: IntArray, part_items: int, measured: IntArray
-) -> Iterator[tuple[int, list[tuple[Kind, IntArray]]]]:
-    """Split the order into parts, also at each checkpoint; yields the items done by the end of a part and its moves."""
-    edges = np.unique(np.concatenate([np.arange(0, len(order), part_items), measured]))
-    inserts, deletes = (np.array_split(items, len(edges) - 1) for items in (held_back, deleted))
-    gone = np.zeros(len(order) + len(held_back), np.bool_)
-    for part, (first, last) in enumerate(pairwise(edges.tolist())):
-        items = order[first:last]
-        moves: list[tuple[Kind, IntArray]] = [
-            ("backfill", items[~gone[items]]),
-            ("insert", inserts[part]),
-            ("delete", deletes[part]),
-        ]
-        gone[deletes[part]] = True
-        yield last, [(kind, positions) for kind, positions in moves if len(positions)]
 
 
 def write_plan(path: Path, plan: DrillPlan) -> None:
@@ -192,11 +184,11 @@ def read_plan(path: Path) -> DrillPlan:
     position, is_held_back = (items[name].to_numpy() for name in columns(ItemRow))
     number, of_step = (steps[name].to_numpy() for name in columns(StepRow))
     starts = np.searchsorted(number, np.arange(operations.num_rows + 1))
-    kinds = [OperationRow(**row).kind for row in operations.to_pylist()]
+    kinds = [cast(OperationKind, OperationRow(**row).kind) for row in operations.to_pylist()]
     return DrillPlan(
         items.num_rows,
         position[~is_held_back],
         position[is_held_back],
-        tuple(Operation(i, cast(Kind, kind), of_step[starts[i] : starts[i + 1]]) for i, kind in enumerate(kinds)),
+        tuple(Operation(i, kind, of_step[starts[i] : starts[i + 1]]) for i, kind in enumerate(kinds)),
         tuple(Checkpoint(**row) for row in checkpoints.to_pylist()),
     )

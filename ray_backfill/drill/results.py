@@ -17,21 +17,12 @@ from numpy.typing import NDArray
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import frame
+from ray_backfill.drill import tables
 from ray_backfill.drill.journal import Applied, CheckpointMeasured, Incident, Journal, JournalEntry, Started, of_type
 from ray_backfill.drill.parts import read_part
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD, DrillPlan, positions_of
 from ray_backfill.drill.shard import read_answers
-from ray_backfill.drill.tables import (
-    SERVING,
-    Checkpoint,
-    CheckpointRow,
-    IncidentRow,
-    Phase,
-    PhaseRow,
-    QualityRow,
-    ReplayedRow,
-    SecondRow,
-)
+from ray_backfill.drill.tables import CheckpointRow, Phase, QualityRow
 from ray_backfill.drill.traffic import read_events
 from ray_backfill.engine.index import IndexSettings, Partition, make_partition
 from ray_backfill.engine.lists import measure_lists, merge_sides
@@ -55,11 +46,25 @@ def drill_tables(folder: Path, comparison: Comparison, sides: Sides, plan: Drill
     truth, metrics = comparison.truth, comparison.evaluation.metrics
     entries = Journal(folder).entries()
     events = with_phases(read_events(folder), entries)
-    embedded, broken = _embeddings(folder, comparison, sides, plan)
+    # All embeddings at the end of the drill, with ones where there are none; and the broken items by operation.
+    gallery = {model: np.ones((plan.n_items, sides.dims[model]), np.float32) for model in sides.method.new_models}
+    stored = comparison.folder.gallery.vectors
+    gallery |= {model: np.array(stored[model], np.float32) for model in sides.method.old_models}
+    broken: dict[int, IntArray] = {}
+    for operation in plan.embedded:
+        part = read_part(folder, operation)
+        for model, values in part.vectors.items():
+            gallery[model][part.positions] = values
+        if part.broken:
+            broken[operation.number] = part.broken_positions
+    embedded = Embeddings(comparison.embeddings.query, gallery)
     pair = sides.method.pair(embedded, sides.network)
     checkpoints: list[CheckpointRow] = []
     quality: list[QualityRow] = []
-    for checkpoint, (measured, segment) in zip(plan.checkpoints, _segments(entries), strict=True):
+    measurements = sorted(of_type(entries, CheckpointMeasured), key=lambda entry: entry.moment)
+    ends_s = [0.0, *(entry.elapsed_s for entry in measurements[:-1]), math.inf]  # the last segment is open-ended
+    for checkpoint, measured, (start_s, end_s) in zip(plan.checkpoints, measurements, pairwise(ends_s), strict=True):
+        segment = Segment(start_s, measured.began_s, end_s)
         state = plan.state(checkpoint.applied, broken)
         live_Qk = read_answers(folder, checkpoint.moment)
         exact_Qk = exact_answers(sides, pair, state, live_Qk.shape[1])
@@ -73,33 +78,16 @@ def drill_tables(folder: Path, comparison: Comparison, sides: Sides, plan: Drill
     return {
         "checkpoints": frame(CheckpointRow, checkpoints),
         "quality": frame(QualityRow, quality),
-        "replayed": frame(ReplayedRow, _replayed(comparison, sides, plan, embedded, pair, is_plain)),
-        "timeline": frame(SecondRow, timeline(entries, events)),
-        "phases": frame(PhaseRow, phases(entries, events)),
-        "incidents": frame(IncidentRow, incidents(entries, broken)),
+        "replayed": frame(tables.ReplayedRow, _replayed(comparison, sides, plan, embedded, pair, is_plain)),
+        "timeline": frame(tables.SecondRow, timeline(entries, events)),
+        "phases": frame(tables.PhaseRow, phases(entries, events)),
+        "incidents": frame(tables.IncidentRow, incidents(entries, broken)),
     }
-
-
-def _embeddings(
-    folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan
-) -> tuple[Embeddings, dict[int, IntArray]]:
-    """All embeddings at the end of the drill, with ones where there are none; and the broken items by operation."""
-    gallery = {model: np.ones((plan.n_items, sides.dims[model]), np.float32) for model in sides.method.new_models}
-    stored = comparison.folder.gallery.vectors
-    gallery |= {model: np.array(stored[model], np.float32) for model in sides.method.old_models}
-    broken = {}
-    for operation in plan.embedded:
-        part = read_part(folder, operation)
-        for model, values in part.vectors.items():
-            gallery[model][part.positions] = values
-        if part.broken:
-            broken[operation.number] = part.broken_positions
-    return Embeddings(comparison.embeddings.query, gallery), broken
 
 
 def _replayed(
     comparison: Comparison, sides: Sides, plan: DrillPlan, embedded: Embeddings, pair: UpgradePair, is_plain: bool
-) -> list[ReplayedRow]:
+) -> list[tables.ReplayedRow]:
     """The replayed curve, and as references the old service and the finished upgrade.
 
     is_plain: the drill was only a backfill. Otherwise there is no curve, as the replay describes another gallery.
@@ -107,18 +95,18 @@ def _replayed(
     truth, metrics, points = comparison.truth, comparison.evaluation.metrics, comparison.evaluation.points
     rows = []
     if is_plain:
-        found = replay(pair, truth, plan.order, points, metrics, sides.distance, merge=sides.merge)
+        curve = replay(pair, truth, plan.order, points, metrics, sides.distance, merge=sides.merge)
         rows = [
-            ReplayedRow(metric, t, stable_mean(values_QT[:, i], found.weights), "backfill")
-            for metric, values_QT in found.per_query.items()
-            for i, t in enumerate(found.t)
+            tables.ReplayedRow(metric, t, stable_mean(values_QT[:, i], curve.weights), "backfill")
+            for metric, values_QT in curve.per_query.items()
+            for i, t in enumerate(curve.t)
         ]
     state = plan.start()
     for model in ("old", "new") if is_plain and "new" in sides.method.new_models else ("old",):
         system = RetrievalSystem(embedded.query[model], embedded.gallery[model])
         alone = UpgradePair(system, system)
         value = exact_quality(alone, truth, state, metrics, sides.distance, RAW)
-        rows += [ReplayedRow(metric, t, value[metric], model) for metric in metrics for t in (0.0, 1.0)]
+        rows += [tables.ReplayedRow(metric, t, value[metric], model) for metric in metrics for t in (0.0, 1.0)]
     return rows
 
 
@@ -203,8 +191,8 @@ def recall(live_Qk: IntArray, exact_Qk: IntArray, state: NDArray[np.uint8], side
     """
     number = len(state) * np.arange(len(exact_Qk))[:, None]  # with an item: of a query's answer
     wanted = (number + exact_Qk)[(exact_Qk >= 0) & (state[exact_Qk] == side)]
-    found = np.isin(wanted, (number + live_Qk)[live_Qk >= 0])
-    return int(found.sum()) / len(wanted) if len(wanted) else math.nan
+    is_there = np.isin(wanted, (number + live_Qk)[live_Qk >= 0])
+    return int(is_there.sum()) / len(wanted) if len(wanted) else math.nan
 
 
 class Segment(NamedTuple):
@@ -215,15 +203,8 @@ class Segment(NamedTuple):
     end_s: float
 
 
-def _segments(entries: list[JournalEntry]) -> list[tuple[CheckpointMeasured, Segment]]:
-    """Each measured checkpoint in order, with the segment that it ends; the last segment is open-ended."""
-    measured = sorted(of_type(entries, CheckpointMeasured), key=lambda entry: entry.moment)
-    ends_s = [0.0, *(entry.elapsed_s for entry in measured[:-1]), math.inf]
-    return [(m, Segment(start, m.began_s, end)) for m, (start, end) in zip(measured, pairwise(ends_s), strict=True)]
-
-
 def counts(
-    plan: DrillPlan, checkpoint: Checkpoint, state: NDArray[np.uint8], broken: Mapping[int, IntArray],
+    plan: DrillPlan, checkpoint: tables.Checkpoint, state: NDArray[np.uint8], broken: Mapping[int, IntArray],
     measured: CheckpointMeasured,
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of ``CheckpointRow`` on items: partition sizes and the changes to the gallery so far."""
@@ -279,23 +260,23 @@ def served(events: pd.DataFrame, entries: Sequence[JournalEntry], segment: Segme
     was measured, as the driver's own queries are not traffic. events: ``with_phases``.
     """
     counted = events[(events.scheduled_s >= segment.start_s) & (events.scheduled_s < segment.end_s)]
-    within = counted[(counted.scheduled_s <= segment.began_s) & counted.phase.isin(SERVING)]
-    seconds = seconds_of(entries, segment.start_s, segment.began_s).reindex(SERVING).sum()
+    within = counted[(counted.scheduled_s <= segment.began_s) & counted.phase.isin(tables.SERVING)]
+    seconds = seconds_of(entries, segment.start_s, segment.began_s).reindex(tables.SERVING).sum()
     items = sum(e.items for e in backfills(entries) if segment.start_s < e.elapsed_s <= segment.began_s)
-    is_first = segment.start_s == 0
+    is_first, waits_ms = segment.start_s == 0, within.latency_ms
+    # A quantile needs one request that is expected to be slower.
+    quantiles_ms = {
+        f"p{share}_ms": float(waits_ms.quantile(share / 100)) if len(waits_ms) * (100 - share) >= 100 else math.nan
+        for share in (50, 95, 99)
+    }
     return {
         "queries": int(counted.queries[counted.is_answered].sum()),
         "unanswered": int(counted.queries[~counted.is_answered].sum()),
         "retried": int(counted.retries.sum()), "violations": int(counted.violations.sum()),
         "queries_per_s": within.queries[within.is_answered].sum() / seconds if len(within) and seconds > 0 else np.nan,
-        **{f"p{share}_ms": _quantile(within.latency_ms, share) for share in (50, 95, 99)},
+        **quantiles_ms,
         "items_per_s": np.nan if is_first else items / max(segment.began_s - segment.start_s, 1e-3),
     }  # fmt: skip
-
-
-def _quantile(latency_ms: "pd.Series[float]", share: int) -> float:
-    """A quantile in per cent; NaN where fewer than one request is expected to be slower."""
-    return float(latency_ms.quantile(share / 100)) if len(latency_ms) * (100 - share) >= 100 else math.nan
 
 
 def backfills(entries: Sequence[JournalEntry]) -> list[Applied]:
@@ -308,7 +289,7 @@ def _warm_ups(entries: Sequence[JournalEntry]) -> list[tuple[float, float]]:
     return [(e.elapsed_s, e.elapsed_s + e.warm_up_s) for e in of_type(entries, Started)]
 
 
-def phases(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[PhaseRow]:
+def phases(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[tables.PhaseRow]:
     """The phases that occurred. events: ``with_phases``."""
     written = backfills(entries)
     of_write = phases_at(np.array([entry.elapsed_s for entry in written]), entries)
@@ -321,7 +302,7 @@ def phases(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[PhaseR
         p50_ms, p99_ms = (in_second.quantile(q).median() if len(of) >= _ENOUGH else math.nan for q in (0.5, 0.99))
         answered = int(of.queries[of.is_answered].sum())
         unanswered, seconds = int(of.queries.sum()) - answered, float(lasting_s.get(phase, 0.0))
-        rows.append(PhaseRow(phase.value, seconds, len(of), answered, unanswered, items, p50_ms, p99_ms))
+        rows.append(tables.PhaseRow(phase.value, seconds, len(of), answered, unanswered, items, p50_ms, p99_ms))
     return rows
 
 
@@ -329,11 +310,11 @@ def _end_s(entries: Sequence[JournalEntry], events: pd.DataFrame) -> float:
     return float(max([entry.elapsed_s for entry in entries] + events.scheduled_s.tolist()))
 
 
-def timeline(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[SecondRow]:
+def timeline(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[tables.SecondRow]:
     """One row per second: queries, latency, items backfilled, and whether a checkpoint was being measured."""
     of_second = events.scheduled_s.astype(int)
     answered = events.queries.where(events.is_answered, 0)
-    counts = [each.groupby(of_second).sum() for each in (answered, events.queries - answered)]
+    counts = [queries.groupby(of_second).sum() for queries in (answered, events.queries - answered)]
     waits = [events.latency_ms[events.phase != Phase.WARM_UP].groupby(of_second).quantile(q) for q in (0.5, 0.99)]
     items, leg = np.zeros((2, int(_end_s(entries, events)) + 1), np.int64)
     is_measuring, is_warm_up = np.zeros((2, len(items)), np.bool_)
@@ -347,20 +328,21 @@ def timeline(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[Seco
         if until_s > start_s:
             is_warm_up[int(start_s) : math.ceil(until_s)] = True
     seconds = np.arange(len(items))
-    of_traffic = (*(each.reindex(seconds, fill_value=0) for each in counts), *(each.reindex(seconds) for each in waits))
-    table = (seconds, *of_traffic, items, is_measuring, is_warm_up, leg)
-    return [SecondRow(*row) for row in zip(*(np.asarray(column).tolist() for column in table), strict=True)]
+    counted = [count.reindex(seconds, fill_value=0) for count in counts]
+    waited = [quantile.reindex(seconds) for quantile in waits]
+    table = (seconds, *counted, *waited, items, is_measuring, is_warm_up, leg)
+    return [tables.SecondRow(*row) for row in zip(*(np.asarray(column).tolist() for column in table), strict=True)]
 
 
-def incidents(entries: Sequence[JournalEntry], broken: Mapping[int, IntArray]) -> list[IncidentRow]:
+def incidents(entries: Sequence[JournalEntry], broken: Mapping[int, IntArray]) -> list[tables.IncidentRow]:
     """Incidents by time, those of one moment as they were recorded; also unreadable images, and rollbacks."""
     applied = of_type(entries, Applied)
     applied_s = {entry.applied - 1: entry.elapsed_s for entry in applied}
-    rows = [IncidentRow(entry.elapsed_s, entry.what, entry.detail) for entry in of_type(entries, Incident)]
+    rows = [tables.IncidentRow(entry.elapsed_s, entry.what, entry.detail) for entry in of_type(entries, Incident)]
     rows += [
-        IncidentRow(applied_s.get(number, 0.0), "broken image", f"item {position}")
+        tables.IncidentRow(applied_s.get(number, 0.0), "broken image", f"item {position}")
         for number, positions in sorted(broken.items())
         for position in sorted(positions.tolist())
     ]
-    rows += [IncidentRow(entry.elapsed_s, "rollback", "") for entry in applied if entry.operation == "rollback"]
+    rows += [tables.IncidentRow(entry.elapsed_s, "rollback", "") for entry in applied if entry.operation == "rollback"]
     return sorted(rows, key=lambda row: row.elapsed_s)

@@ -19,19 +19,11 @@ from ray_backfill.compare.manifest import comparison_key, now, origin_of, versio
 from ray_backfill.compare.orders import store_sigma
 from ray_backfill.compare.report import REPORT_FILES
 from ray_backfill.compare.resolve import Comparison, resolve
+from ray_backfill.core import stages
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import write_table
-from ray_backfill.core.stages import (
-    OtherSettingsError,
-    begin_stage,
-    finish_stage,
-    is_whole,
-    look_at_stage,
-    note_facts,
-    read_json,
-)
 from ray_backfill.data.alignment import check_alignment
 from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.jobs import FromImages, FromItems, FromStore, LiveJob, PartsJob, Questions, ShardJob
@@ -51,7 +43,6 @@ from ray_backfill.encode.spec import Spec
 from ray_backfill.engine.index import check_index, make_partition
 from ray_backfill.engine.merges import Merge, all_merges
 from ray_backfill.engine.orders import find_order
-from ray_backfill.engine.systems import IntArray
 from ray_backfill.learn.methods import Method, find_methods, models_of
 from ray_backfill.learn.sides import SIDES, Sides, check_live, dims_of
 from ray_backfill.learn.training.settings import FitSettings
@@ -105,7 +96,7 @@ def drill_models(
         device = Device("cuda" if on_gpu else "cpu", threads_of(actors), number)
         source = FromItems(
             context.out / "items", sources.modality, dict(specs), folder.gallery.stored, device,
-            read_json(before / "probes.json"), tuple(sys.path),
+            stages.read_json(before / "probes.json"), tuple(sys.path),
         )  # fmt: skip
         comparison = resolve(folder, evaluation.named, fits, to_come=needed)
         folder_of_drill = run_resolved(comparison, method, source, fits, live, context)
@@ -158,8 +149,13 @@ def run_resolved(
 
     source: what the embeddings of the backfill are made from. recipe: settings of the recipe, for the manifest.
     """
-    folder, key = context.out / "live", _key(comparison, method, fits, live)
-    k = depth(comparison.evaluation.metrics, comparison.truth)
+    folder, evaluation = context.out / "live", comparison.evaluation
+    # Of all fits, those of this method count.
+    tuned = {"tune": fits.tune} if fits.tune > 1 else {}
+    fit = method.fit.recorded(fits, evaluation.distance) | tuned if method.fit else {}
+    of_one, settings = comparison.only([method]), {"fit": fit, "live": asdict(live)}
+    key = comparison_key("live", FORMAT, of_one.folder, of_one.truth, of_one.named, settings)
+    k = depth(evaluation.metrics, comparison.truth)
     if _is_there(folder, key, context.overwrite):
         return folder
     from ray_backfill.workers.session import session
@@ -176,19 +172,30 @@ def run_resolved(
         (order,) = comparison.orders_of(method).values()
         # Begin the folder only when there is something to write, so that an earlier failure leaves no trace.
         drop_events(folder, Journal(folder).mend(measured_moments(folder)))
-        begin_stage(folder, key, context.overwrite)
+        stages.begin_stage(folder, key, context.overwrite)
         has_ended = bool(of_type(Journal(folder).entries(), Finished))  # and only lacks tables
-        plan = _plan(folder, order, comparison.evaluation.points, live)
-        timings_s = read_json(folder / "manifest.json").get("timings_s", {})
+        # The stored plan, or a new one if a file of it is missing.
+        if any(not (folder / "plan" / f"{name}.parquet").exists() for name in PLAN_FILES):
+            write_plan(folder / "plan", make_plan(order, evaluation.points, live.part_items, live.churn))
+        plan = read_plan(folder / "plan")
+        timings_s = stages.read_json(folder / "manifest.json").get("timings_s", {})
         if not has_ended:
             from ray_backfill.drill.ray.driver import run_drill
 
             started = time.perf_counter()
+            gallery, train = comparison.folder.gallery, comparison.folder.train
+            network = comparison.maps.folders.get(method.name)
+            shards = [
+                ShardJob(
+                    folder, gallery.stored, train.stored if train else None, len(train) if train else 0, method.name,
+                    network, sides.merge, sides.distance, dict(sides.dims),
+                    ShardPlace(first, last, live.old_index, live.new_index),
+                )
+                for first, last in pairwise(shard_edges(plan.n_items, live.shards.number))
+            ]  # fmt: skip
             queries = sides.queries(comparison.embeddings.query)
             job = LiveJob(
-                context.out.name, folder, plan,
-                Questions(*queries, comparison.truth, comparison.evaluation.metrics, k),
-                _shards(folder, comparison, sides, live, plan.n_items),
+                context.out.name, folder, plan, Questions(*queries, comparison.truth, evaluation.metrics, k), shards,
                 PartsJob(folder, source, method.old_models, method.new_models, actors), live,
             )  # fmt: skip
             run_drill(job)
@@ -196,30 +203,35 @@ def run_resolved(
     with task("write report"):
         if (skipped := skipped_queries(comparison)) is not None:
             write_table(folder / "skipped_queries.parquet", skipped)
-        facts = _facts(comparison, sides, live, plan, context, recipe or {})
+        of_data, recipe = comparison.folder, recipe or {}
+        data = {
+            "gallery_items": len(of_data.gallery), "queries": len(of_data.queries or of_data.gallery),
+            "queries_skipped": len(comparison.truth.skipped), "fingerprint": of_data.fingerprint(method.models),
+        }  # fmt: skip
+        facts = DrillFacts(
+            command=context.command, created=now(), versions=versions(), recipe=dict(recipe),
+            method=method.name, title=method.title, order=evaluation.orders[0], merge=sides.merge.name,
+            glossary=all_merges()[sides.merge.name].glossary,
+            primary_metric=evaluation.metrics[0], metrics=evaluation.metrics, distance=evaluation.distance,
+            is_exact=live.old_index.kind == live.new_index.kind == "exact",
+            has_churn=bool(live.churn.inserts or live.churn.deletes),
+            rolled_back=any(operation.kind == "rollback" for operation in plan.operations),
+            data=data | weighting(comparison) | origin_of(comparison, context, recipe),
+        )  # fmt: skip
         return _conclude(folder, comparison, sides, plan, facts, timings_s)
-
-
-def _key(comparison: Comparison, method: Method, fits: FitSettings, live: LiveSettings) -> RunKey:
-    """What determines a drill. Its fits are those of one method."""
-    of_one, evaluation = comparison.only([method]), comparison.evaluation
-    tuned = {"tune": fits.tune} if fits.tune > 1 else {}
-    fit = method.fit.recorded(fits, evaluation.distance) | tuned if method.fit else {}
-    settings = {"fit": fit, "live": asdict(live)}
-    return comparison_key("live", FORMAT, of_one.folder, of_one.truth, of_one.named, settings)
 
 
 def _is_there(folder: Path, key: RunKey, overwrite: bool) -> bool:
     """Whether the drill has ended there, with all tables. A missing report is written from the tables."""
     try:
-        is_finished_there = look_at_stage(folder, key)
-    except OtherSettingsError:
+        is_finished_there = stages.look_at_stage(folder, key)
+    except stages.OtherSettingsError:
         if not overwrite:
             raise
         return False
-    if not is_finished_there or any(not is_whole(folder / f"{name}.parquet") for name in _MADE_AFTER):
+    if not is_finished_there or any(not stages.is_whole(folder / f"{name}.parquet") for name in _MADE_AFTER):
         return False
-    if any(not is_whole(folder / name) for name in REPORT_FILES):
+    if any(not stages.is_whole(folder / name) for name in REPORT_FILES):
         write_live_report(folder)
     return True
 
@@ -241,19 +253,6 @@ def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:
     return sides
 
 
-def _shards(drill: Path, comparison: Comparison, sides: Sides, live: LiveSettings, n_items: int) -> list[ShardJob]:
-    folder, name = comparison.folder, sides.method.name
-    train = folder.train
-    return [
-        ShardJob(
-            drill, folder.gallery.stored, train.stored if train else None, len(train) if train else 0, name,
-            comparison.maps.folders.get(name), sides.merge, sides.distance, dict(sides.dims),
-            ShardPlace(first, last, live.old_index, live.new_index),
-        )
-        for first, last in pairwise(shard_edges(n_items, live.shards.number))
-    ]  # fmt: skip
-
-
 def _conclude(
     folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan, facts: DrillFacts,
     timings_s: dict[str, float],
@@ -270,35 +269,7 @@ def _conclude(
     timings_s = timings_s | {"tables": round(time.perf_counter() - started, 2)}
     entries = Journal(folder).entries()
     seconds, legs = max(entry.elapsed_s for entry in entries), len(of_type(entries, Started))
-    note_facts(folder, asdict(replace(facts, timings_s=timings_s, seconds=seconds, legs=legs)))
-    finish_stage(folder)
+    stages.note_facts(folder, asdict(replace(facts, timings_s=timings_s, seconds=seconds, legs=legs)))
+    stages.finish_stage(folder)
     write_live_report(folder)  # after the results: a page that cannot be made must not take them with it
     return folder
-
-
-def _plan(drill: Path, order: IntArray, points: int, live: LiveSettings) -> DrillPlan:
-    """The stored plan, or a new one if a file of it is missing."""
-    if any(not (drill / "plan" / f"{name}.parquet").exists() for name in PLAN_FILES):
-        write_plan(drill / "plan", make_plan(order, points, live.part_items, live.churn))
-    return read_plan(drill / "plan")
-
-
-def _facts(
-    comparison: Comparison, sides: Sides, live: LiveSettings, plan: DrillPlan, context: Context,
-    recipe: Mapping[str, Any],
-) -> DrillFacts:  # fmt: skip
-    folder, evaluation, method = comparison.folder, comparison.evaluation, sides.method
-    data = {
-        "gallery_items": len(folder.gallery), "queries": len(folder.queries or folder.gallery),
-        "queries_skipped": len(comparison.truth.skipped), "fingerprint": folder.fingerprint(method.models),
-    }  # fmt: skip
-    return DrillFacts(
-        command=context.command, created=now(), versions=versions(), recipe=dict(recipe),
-        method=method.name, title=method.title, order=evaluation.orders[0], merge=sides.merge.name,
-        glossary=all_merges()[sides.merge.name].glossary,
-        primary_metric=evaluation.metrics[0], metrics=evaluation.metrics, distance=evaluation.distance,
-        is_exact=live.old_index.kind == live.new_index.kind == "exact",
-        has_churn=bool(live.churn.inserts or live.churn.deletes),
-        rolled_back=any(operation.kind == "rollback" for operation in plan.operations),
-        data=data | weighting(comparison) | origin_of(comparison, context, recipe),
-    )  # fmt: skip

@@ -127,9 +127,11 @@ class Shard:
             view = self._without(self._own(operation.positions))
         else:
             assert embedded is not None
-            lost = 0 if operation.kind == "backfill" else self._newly_lost(operation, embedded)
+            lost = self._own(embedded.broken_positions) if operation.kind != "backfill" else np.empty(0, np.int64)
+            if operation.kind == "rollback":  # only those that were in service
+                lost = lost[self.state[lost - self.place.first] != NOWHERE]
             view = self._rolled_back(embedded) if operation.kind == "rollback" else self._moved(embedded)
-            view = replace(view, missing=view.missing + lost)
+            view = replace(view, missing=view.missing + len(lost))
         self.view = replace(view, applied=self.view.applied + 1)
 
     def compact(self) -> None:
@@ -153,12 +155,6 @@ class Shard:
         new = view.new.with_rows(vectors, positions)
         self.state[local] = NEW
         return replace(view, old=old, new=new)
-
-    def _newly_lost(self, operation: Operation, embedded: Embedded) -> int:
-        """Number of inserted items that cannot be embedded; a rollback counts only those that were in service."""
-        broken = self._own(embedded.broken_positions)
-        is_there = self.state[broken - self.place.first] != NOWHERE
-        return int(is_there.sum()) if operation.kind == "rollback" else len(broken)
 
     def _without(self, positions: IntArray) -> View:
         local, view = positions - self.place.first, self.view

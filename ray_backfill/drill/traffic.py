@@ -145,9 +145,9 @@ def read_events(drill: Path) -> pd.DataFrame:
     """
     entries = Journal(drill).entries()
     restarts = of_type(entries, TrafficRestarted)
-    ends_s = {(each.leg, each.actor, each.incarnation - 1): each.elapsed_s for each in restarts}
+    ends_s = {(restart.leg, restart.actor, restart.incarnation - 1): restart.elapsed_s for restart in restarts}
     # A driver's clock continues from the last event before it, and the journal's times are rounded.
-    drivers_s = {each.leg - 1: each.elapsed_s + 0.001 for each in of_type(entries, Started)}
+    drivers_s = {start.leg - 1: start.elapsed_s + 0.001 for start in of_type(entries, Started)}
     frames = [arrow_table(EventRow, []).to_pandas()]
     for file in sorted((drill / "events").glob("*.parquet")):
         events, named = read_checked(file).to_pandas(), _NAME.fullmatch(file.name)

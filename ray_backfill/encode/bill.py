@@ -50,7 +50,7 @@ def bill(parts: Iterable[Path], models: Mapping[str, Spec]) -> dict[str, int]:
     """Say how many tokens each paid model has read for these files of embeddings; returns them by model."""
     paid = {name: spec for name, spec in models.items() if all_kinds()[spec.kind].reads}
     of_parts = [tokens_of(part) for part in parts] if paid else []
-    found = {name: sum(each.get(name, 0) for each in of_parts) for name in paid}
+    found = {name: sum(of_part.get(name, 0) for of_part in of_parts) for name in paid}
     for name, spec in paid.items():
         say(f"{spec} has read {found[name]:,} tokens{_dollars(spec, found[name], '')}")
     return found

@@ -127,8 +127,8 @@ class Model:
             with np.errstate(over="ignore"):  # infinite values are refused below
                 return np.asarray(given, np.float32)
 
-        found = [self._checked(self._called(embedded, batch, side, items), items) for items, batch in batches]
-        vectors = np.concatenate(found) if found else np.empty((0, self.dims), np.float32)
+        of_batches = [self._checked(self._called(embedded, batch, side, items), items) for items, batch in batches]
+        vectors = np.concatenate(of_batches) if of_batches else np.empty((0, self.dims), np.float32)
         if not (is_finite := np.isfinite(vectors).all(axis=1)).all():
             first = int(is_finite.argmin())
             remedy = "fix the model, or leave that item out" if self.spec.dtype == "fp32" else "try dtype=fp32"
@@ -170,9 +170,9 @@ class Model:
             from PIL import Image
 
             noise = np.random.default_rng(0).integers(0, 256, (len(PROBES), 8, 8, 3), dtype=np.uint8)
-            items = [Image.fromarray(each).resize((96, 96), Image.Resampling.BICUBIC) for each in noise]
-        found = np.concatenate([self.embed(items, side) for side in SIDES])
-        return np.asarray(found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-30), np.float32)
+            items = [Image.fromarray(pixels).resize((96, 96), Image.Resampling.BICUBIC) for pixels in noise]
+        vectors = np.concatenate([self.embed(items, side) for side in SIDES])
+        return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30), np.float32)
 
     def identity(self) -> dict[str, Any]:
         """What determines its vectors, as a manifest's JSON gives it back. Raises InputError if the model fails."""
@@ -209,7 +209,7 @@ def by_length(items: Sequence[Any]) -> NDArray[np.int64]:
     return np.argsort([len(item) if isinstance(item, str) else 0 for item in items], kind="stable")
 
 
-def same_model(found: NDArray[np.float32], recorded: Sequence[Sequence[float]]) -> bool:
+def same_model(vectors: NDArray[np.float32], recorded: Sequence[Sequence[float]]) -> bool:
     """Whether two (10, d) arrays of probes are of the same model, up to rounding on another machine."""
     other = np.asarray(recorded, np.float32)
-    return found.shape == other.shape and bool(abs(found - other).max() <= _SAME)
+    return vectors.shape == other.shape and bool(abs(vectors - other).max() <= _SAME)

@@ -6,6 +6,7 @@ them. Where there is one source only, queries and a train split are drawn from i
 """
 
 import csv
+import math
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -88,7 +89,12 @@ def write_items(folder: Path, sources: ItemSources, settings: ItemSettings, over
         InputError: A source cannot be read, lacks a column, has an id twice, or holds too few items.
     """
     with step("read items"):
-        tables = _texts(sources, settings) if sources.modality == TEXT else _images(sources, settings)
+        if sources.modality == TEXT and (Path(sources.gallery) / "corpus.jsonl").is_file():
+            tables = _beir(Path(sources.gallery), sources, settings)
+        else:
+            read = _text_table if sources.modality == TEXT else _image_table
+            given = {split: source for split in SPLITS if (source := getattr(sources, split))}
+            tables = _with_drawn({split: read(given[split], settings) for split in given}, sources, settings)
         for split, table in tables.items():
             _check(split, table, sources)
         _check_labels(tables)
@@ -112,12 +118,12 @@ def write_some(folder: Path, items: Path, ids: Sequence[Any], overwrite: bool = 
     key = RunKey("items", {"ids": fingerprint(sorted(map(str, ids)))}, {"items": items_fingerprint(items)})
     if begin_stage(folder, key, overwrite):
         return folder
-    wanted = pa.array([str(each) for each in ids], pa.string())
+    wanted = pa.array([str(item) for item in ids], pa.string())
     for part in part_files(items / "gallery.parquet"):
         table = read_checked(part)
-        own = table.filter(pa.compute.is_in(table["id"].cast(pa.string()), wanted))
-        if len(own):
-            write_parquet(folder / "gallery.parquet" / part.name, own)
+        chosen = table.filter(pa.compute.is_in(table["id"].cast(pa.string()), wanted))
+        if len(chosen):
+            write_parquet(folder / "gallery.parquet" / part.name, chosen)
     finish_stage(folder, {"gallery_items": len(ids)})
     return folder
 
@@ -129,19 +135,17 @@ def items_fingerprint(folder: Path) -> str:
 
 def _mark(table: pa.Table) -> str:
     if "image" in table.column_names:  # another file may have the same name
-        stats = {path: _size_and_time(path) for path in set(table["image"].to_pylist())}
+        stats = {}
+        for path in set(table["image"].to_pylist()):
+            try:
+                status = Path(path).stat()
+                stats[path] = (status.st_size, status.st_mtime_ns)
+            except OSError:  # listed among the broken items
+                stats[path] = (0, 0)
         return fingerprint(sorted(stats.items()), *(table[name].to_pylist() for name in table.column_names))
     return fingerprint(
         table.schema.names, *(fingerprint(chunk.to_pylist()) for column in table.columns for chunk in column.chunks)
     )
-
-
-def _size_and_time(path: str) -> tuple[int, int]:
-    try:
-        found = Path(path).stat()
-    except OSError:  # listed among the broken items
-        return 0, 0
-    return found.st_size, found.st_mtime_ns
 
 
 def _check_labels(tables: Mapping[str, pa.Table]) -> None:
@@ -175,62 +179,51 @@ def _check(split: str, table: pa.Table, sources: ItemSources) -> None:
         raise InputError(f"{what}: the {split} has the id {twice.tolist()[0]!r} twice; make ids unique")
 
 
-def _texts(sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
-    beir = Path(sources.gallery)
-    if (beir / "corpus.jsonl").is_file():
-        return _beir(beir, sources, settings)
-    gallery = _text_table(sources.gallery, settings)
-    tables = {"gallery": gallery}
-    tables |= {s: _text_table(getattr(sources, s), settings) for s in SPLITS[1:] if getattr(sources, s)}
-    return _with_drawn(tables, sources, settings)
-
-
 def _beir(folder: Path, sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
     """The corpus, and the queries that have judgements, with them."""
-    found = sorted((folder / "qrels").glob("*.tsv"))
-    if not found:
+    qrels = sorted((folder / "qrels").glob("*.tsv"))
+    if not qrels:
         raise InputError(f"{folder} has no qrels/*.tsv; give another folder, or --texts and --queries as files")
-    judged = next((path for path in found if path.stem == "test"), found[0])
+    judged = next((path for path in qrels if path.stem == "test"), qrels[0])
     answers: dict[str, dict[str, float]] = {}
     with regular_file(judged).open("rb") as opened:
         lines = (line.decode() for _, line in lines_of(opened, str(judged)))
         for row in csv.reader(lines, delimiter="\t"):
-            if len(row) < 3 or not _is_number(row[-1]):  # the names of the columns
+            try:
+                grade = float(row[-1]) if len(row) > 2 else 0.0
+            except ValueError:  # the names of the columns
                 continue
-            if float(row[-1]) > 0:
-                answers.setdefault(row[0], {})[row[-2]] = float(row[-1])
+            if 0 < grade < math.inf:
+                answers.setdefault(row[0], {})[row[-2]] = grade
     if sources.queries:
         raise InputError(f"{folder} has queries of its own; leave --queries out, or give corpus.jsonl as --texts")
     gallery, queries = (_text_table(str(folder / f"{name}.jsonl"), settings) for name in ("corpus", "queries"))
     gallery, queries = (t.set_column(0, "id", t["id"].cast(pa.string())) for t in (gallery, queries))
     queries = queries.filter(pa.compute.is_in(queries["id"], pa.array(list(answers), pa.string())))
-    own, there = [answers[each] for each in queries["id"].to_pylist()], set(gallery["id"].to_pylist())
-    if not any(there & set(each) for each in own):
+    there = set(gallery["id"].to_pylist())
+    judged_items = [answers[query] for query in queries["id"].to_pylist()]
+    if not any(there & set(items) for items in judged_items):
         raise InputError(
             f"{judged} judges no item of the corpus that a query of {folder} has; use files of one data set"
         )
-    kept = [{item: grade for item, grade in each.items() if item in there} for each in own]
-    queries = queries.append_column("positives", pa.array([list(each) for each in kept], pa.list_(pa.string())))
-    queries = queries.append_column("grades", pa.array([list(each.values()) for each in kept], pa.list_(pa.float64())))
+    kept = [{item: grade for item, grade in items.items() if item in there} for items in judged_items]
+    positives = pa.array([list(items) for items in kept], pa.list_(pa.string()))
+    grades = pa.array([list(items.values()) for items in kept], pa.list_(pa.float64()))
+    queries = queries.append_column("positives", positives).append_column("grades", grades)
     tables = {"gallery": gallery, "queries": queries}
     return tables | ({"train": _text_table(sources.train, settings)} if sources.train else {})
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return np.isfinite(float(text)).item()
-    except ValueError:
-        return False
 
 
 def _text_table(given: str, settings: ItemSettings) -> pa.Table:
     """The columns id, text and label of a source."""
     table, text_name = _read_table(given, settings, "text", settings.text_column, _TEXTS)
     title = "title" if "title" in table.column_names and not settings.text_column and text_name != "title" else ""
-    texts = [_joined(*row) for row in zip(*(table[n].to_pylist() for n in (title, text_name) if n), strict=True)]
-    own = {name: table[name] for name in ("id", "label") if name in table.column_names}
-    columns = {"id": own.pop("id", pa.array(np.arange(len(table)))), "text": pa.array(texts, pa.large_string())}
-    return pa.table(columns | own)
+    rows = zip(*(table[name].to_pylist() for name in (title, text_name) if name), strict=True)
+    joined = (" ".join(str(part).strip() for part in row if part is not None) for row in rows)
+    texts = pa.array([text[:_MOST_CHARACTERS].strip() for text in joined], pa.large_string())
+    ids_and_labels = {name: table[name] for name in ("id", "label") if name in table.column_names}
+    ids = ids_and_labels.pop("id", pa.array(np.arange(len(table))))
+    return pa.table({"id": ids, "text": texts} | ids_and_labels)
 
 
 def _read_table(
@@ -247,12 +240,12 @@ def _read_table(
         )
     label_name = _found(settings.label_column, ("label",), source.columns, given)
     title = "title" if "title" in source.columns else ""
-    names = [each for each in (id_name, name, label_name, title) if each]
+    names = [column for column in (id_name, name, label_name, title) if column]
     batches = list(source.read(list(dict.fromkeys(names)), 0))
     if not batches:
         raise InputError(f"{given} has no rows")
     read = pa.Table.from_batches(batches)
-    columns = {each: read[each] for each in (title, name) if each}
+    columns = {column: read[column] for column in (title, name) if column}
     if id_name:
         columns["id"] = read[id_name]
         if not pa.types.is_integer(columns["id"].type):
@@ -262,19 +255,10 @@ def _read_table(
     return pa.table(columns), name
 
 
-def _joined(*parts: Any) -> str:
-    return " ".join(str(part).strip() for part in parts if part is not None)[:_MOST_CHARACTERS].strip()
-
-
 def _found(wanted: str, usual: Sequence[str], columns: Mapping[str, Any], given: str) -> str:
     if wanted and wanted not in columns:
         raise InputError(f"{given} has no column {wanted!r}; it has: {', '.join(columns)}")
     return wanted or next((name for name in usual if name in columns), "")
-
-
-def _images(sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
-    tables = {s: _image_table(getattr(sources, s), settings) for s in SPLITS if getattr(sources, s)}
-    return _with_drawn(tables, sources, settings)
 
 
 def _image_table(given: str, settings: ItemSettings) -> pa.Table:
@@ -284,8 +268,18 @@ def _image_table(given: str, settings: ItemSettings) -> pa.Table:
         return _of_shards([root])
     if root.suffix.lower() in _SUFFIXES:
         raise InputError(f"{given} is one image; give a folder of images, a table of their paths, or tar shards")
-    if not root.is_dir():
-        return _of_paths(given, settings)
+    if not root.exists():
+        raise InputError(f"there is no {given}; give a folder of images, a table of their paths, or tar shards")
+    if not root.is_dir():  # paths are relative to the table's own folder; they are the ids if it has none
+        table, name = _read_table(given, settings, "image", settings.image_column, _IMAGES)
+        if not is_text(table[name].type):
+            raise InputError(f"{given}: the column {name} holds {table[name].type}; it must hold paths of images")
+        listed = table[name].to_pylist()
+        files = [str(root.parent / (path or "")) for path in listed]
+        if not any(Path(file).is_file() for file in files):
+            raise InputError(f"none of the files that {given} lists exist, such as {files[0]}")
+        ids_and_labels = {column: table[column] for column in ("id", "label") if column in table.column_names}
+        return pa.table({"id": ids_and_labels.pop("id", pa.array(listed)), "image": pa.array(files)} | ids_and_labels)
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
     names = [path.relative_to(root) for path in paths]
     names = [name for name in names if not any(part.startswith(".") for part in name.parts)]  # of other programs
@@ -304,24 +298,9 @@ def _image_table(given: str, settings: ItemSettings) -> pa.Table:
     return pa.table(columns)
 
 
-def _of_paths(given: str, settings: ItemSettings) -> pa.Table:
-    """A table of paths, which are relative to its own folder; they are the ids if it has none."""
-    if not Path(given).exists():
-        raise InputError(f"there is no {given}; give a folder of images, a table of their paths, or tar shards")
-    table, name = _read_table(given, settings, "image", settings.image_column, _IMAGES)
-    if not is_text(table[name].type):
-        raise InputError(f"{given}: the column {name} holds {table[name].type}; it must hold paths of images")
-    paths = table[name].to_pylist()
-    files = [str(Path(given).absolute().parent / (path or "")) for path in paths]
-    if not any(Path(file).is_file() for file in files):
-        raise InputError(f"none of the files that {given} lists exist, such as {files[0]}")
-    own = {each: table[each] for each in ("id", "label") if each in table.column_names}
-    return pa.table({"id": own.pop("id", pa.array(paths)), "image": pa.array(files)} | own)
-
-
 def _of_shards(shards: Sequence[Path]) -> pa.Table:
     """Images of tar files, and their classes: the files KEY.jpg and KEY.cls belong together."""
-    found: dict[str, tuple[str, int, int]] = {}
+    places: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, str] = {}
     passed = ""
     for shard in shards:
@@ -334,9 +313,9 @@ def _of_shards(shards: Sequence[Path]) -> pa.Table:
                     if file.startswith("."):  # of other programs, such as ._01.jpg
                         continue
                     if member.isreg() and not member.issparse() and f".{kind.lower()}" in _SUFFIXES:
-                        if key in found:
+                        if key in places:
                             raise InputError(f"{shard} has the key {key!r} a second time; make keys unique")
-                        found[key] = (str(shard), member.offset_data, member.size)
+                        places[key] = (str(shard), member.offset_data, member.size)
                     elif member.isreg() and kind == "cls":
                         labels[key] = cast("IO[bytes]", tar.extractfile(member)).read(1000).decode("utf-8").strip()
                     elif Path(file).suffix.lower() in _SUFFIXES:
@@ -345,14 +324,14 @@ def _of_shards(shards: Sequence[Path]) -> pa.Table:
                     raise InputError(f"{shard} {problem}")
         except (OSError, tarfile.TarError, UnicodeDecodeError) as error:
             raise InputError(f"{shard} cannot be read as a tar file without compression: {error}") from error
-    if not found:
+    if not places:
         raise InputError(f"{shards[0]} has no images ({', '.join(_SUFFIXES[:4])}, ...)")
     if passed:
         say(f"passed over, because they are links or have several dots in their names: {passed}, perhaps others")
-    columns = {"id": pa.array(list(found))}
-    columns |= {name: pa.array(column) for name, column in zip(PLACE, zip(*found.values(), strict=True), strict=True)}
+    columns = {"id": pa.array(list(places))}
+    columns |= {name: pa.array(column) for name, column in zip(PLACE, zip(*places.values(), strict=True), strict=True)}
     if labels:
-        columns["label"] = pa.array([labels.get(key) for key in found], pa.string())
+        columns["label"] = pa.array([labels.get(key) for key in places], pa.string())
     return pa.table(columns)
 
 

@@ -19,7 +19,6 @@ _REFUSED = {
     "splade": "a model of sparse vectors (SPLADE)",
 }
 
-_YES_NO = ("yes", "no")
 # Options that every kind has, and kinds whose names may be files or folders.
 _SHARED, _OF_FILES = ("dims", "prompt", "batch"), ("hf", "sentence-transformers", "onnx")
 
@@ -42,7 +41,7 @@ def parse_spec(text: str, option: str = "model") -> Spec:
     if kind.lower() in _REFUSED:
         raise InputError(f"{option} {text}: {_REFUSED[kind.lower()]} cannot be replayed; use one vector for each item")
     if not colon or kind not in known:
-        examples = ", ".join(each.example for each in known.values())
+        examples = ", ".join(kind.example for kind in known.values())
         if colon and "/" not in kind and "\\" not in kind:
             raise InputError(f"{unknown_name(f'{option} kind', kind, known)}; a function of yours: python:{text}")
         raise InputError(f"{option} {text!r} names no model; write one of {examples}")
@@ -53,7 +52,7 @@ def parse_spec(text: str, option: str = "model") -> Spec:
         name = str(Path(name).absolute())  # for actors
     elif kind in _OF_FILES and name.startswith(("/", ".", "~")):
         raise InputError(f"{option} {text}: there is no {name}; give a file or folder that there is")
-    pairs = [each.partition("=") for each in options.split("&")] if options else []
+    pairs = [option.partition("=") for option in options.split("&")] if options else []
     try:
         if not all(equals for _, equals, _ in pairs):
             raise InputError("options are written as dims=256&batch=64; an & or % in a value as %26 or %25")
@@ -63,7 +62,7 @@ def parse_spec(text: str, option: str = "model") -> Spec:
 
 
 def _with_options(spec: Spec, options: list[tuple[str, str]], kind: ModelKind) -> Spec:
-    kinds = {each.name: type(getattr(spec, each.name)) for each in fields(spec)[2:]}
+    kinds = {option.name: type(getattr(spec, option.name)) for option in fields(spec)[2:]}
     given: dict[str, Any] = {}
     for name, value in options:
         if name not in kinds:
@@ -82,7 +81,8 @@ def _with_options(spec: Spec, options: list[tuple[str, str]], kind: ModelKind) -
             raise InputError(f"{name} must be a number, not {value!r}") from None
         if given[name] != value and not 0 <= given[name] < inf:
             raise InputError(f"{name} must be a number from 0 on, got {value}")
-    words = {"pooling": POOLINGS, "dtype": DTYPES} | dict.fromkeys(("normalise", "compile", "channels_last"), _YES_NO)
+    words: dict[str, tuple[str, ...]] = {"pooling": POOLINGS, "dtype": DTYPES}
+    words |= dict.fromkeys(("normalise", "compile", "channels_last"), ("yes", "no"))
     for name, known in words.items():
         if given.get(name, known[0]) not in known:
             raise unknown_name(name, given[name], known)
@@ -100,12 +100,9 @@ def load_model(spec: Spec, modality: str, device: Device) -> Model:
         with failing_in_one_line(spec, "while it was loaded", (InputError, ModuleNotFoundError)):
             return Model(spec, modality, kind.load(spec, modality, device))
     except ModuleNotFoundError as error:
-        if not kind.extra or (error.name or "").split(".")[0] not in _modules(kind.extra):
+        modules = {word.replace("-", "_") for word in kind.extra.split()} | {"torch", "transformers", "tokenizers"}
+        if not kind.extra or (error.name or "").split(".")[0] not in modules:
             raise
         raise InputError(
             f"{spec} needs {error.name}, which is not installed; type: python -m pip install {kind.extra}"
         ) from error
-
-
-def _modules(extra: str) -> set[str]:
-    return {word.replace("-", "_") for word in extra.split()} | {"torch", "transformers", "tokenizers"}

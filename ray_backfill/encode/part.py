@@ -32,8 +32,8 @@ _DEATHS, ATTEMPTS = 3, ".attempts"
 
 # Vectors as plain numbers.
 Rows = list[list[float]]
-Key = TypeVar("Key")
-Made = TypeVar("Made")
+KeyT = TypeVar("KeyT")
+MadeT = TypeVar("MadeT")
 
 
 @dataclass(frozen=True)
@@ -81,21 +81,20 @@ def embed_part(items: Path, split: str, models: Mapping[str, Model], threads: in
     for rows, batches, broken in _one_ahead(prepared, [order[i : i + size] for i in range(0, len(order), size)]):
         lost |= broken
         for name, model in models.items():
-            found = model.vectors(batches[name], side, [table["id"][int(row)] for row in rows])
-            vectors.setdefault(name, np.zeros((len(table), found.shape[1]), np.float32))[rows] = found
+            of_batch = model.vectors(batches[name], side, [table["id"][int(row)] for row in rows])
+            vectors.setdefault(name, np.zeros((len(table), of_batch.shape[1]), np.float32))[rows] = of_batch
     kept = np.array([i for i in range(len(table)) if i not in lost], np.int64)
-    own = [name for name in table.column_names if name not in PLACE]
-    columns = {name: table[name].take(pa.array(kept)) for name in own}
+    columns = {name: table[name].take(pa.array(kept)) for name in table.column_names if name not in PLACE}
     columns |= {name: vector_column(vectors[name][kept]) for name in models}
     listed = [[str(table["id"][i].as_py()), why] for i, why in sorted(lost.items())]
     tokens = {name: model.tokens - before[name] for name, model in models.items()}
     return pa.table(columns).replace_schema_metadata({_BROKEN: json.dumps(listed), TOKENS: json.dumps(tokens)})
 
 
-def _one_ahead(make: Callable[[Key], Made], keys: Iterable[Key]) -> Iterator[Made]:
+def _one_ahead(make: Callable[[KeyT], MadeT], keys: Iterable[KeyT]) -> Iterator[MadeT]:
     """What is made of each key; the next is made in another thread meanwhile."""
     with ThreadPoolExecutor(1) as beside:
-        waiting: list[Future[Made]] = []
+        waiting: list[Future[MadeT]] = []
         for key in keys:
             waiting.append(beside.submit(make, key))
             if len(waiting) > 1:
@@ -146,7 +145,7 @@ def contents_of(table: pa.Table, threads: int) -> tuple[Sequence[Any], dict[int,
     with ThreadPoolExecutor(threads) as pool:
         places = table.select([name for name in PLACE if name in table.column_names]).to_pylist()
         opened = list(pool.map(_opened, places))
-    return opened, {i: each for i, each in enumerate(opened) if isinstance(each, str)}
+    return opened, {i: image for i, image in enumerate(opened) if isinstance(image, str)}
 
 
 def _opened(place: Mapping[str, Any]) -> Any:

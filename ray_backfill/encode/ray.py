@@ -21,7 +21,7 @@ from ray_backfill.workers.settings import EmbedActors, threads_of
 
 
 @dataclass(frozen=True)
-class _Job:
+class _ItemsJob:
     """Input of every actor. path: ``sys.path`` of the driver, where modules of the user are found."""
 
     folder: str
@@ -46,10 +46,10 @@ def embed_parts(
         number, on_gpu = placed(actors)
         number = min(number, len(missing))
         device = Device("cuda" if on_gpu else "cpu", threads_of(actors), number)
-        job = _Job(str(folder), request, probes, device, sys.path)
+        job = _ItemsJob(str(folder), request, probes, device, sys.path)
         began, first = time(), inf
         parts = [{"split": split, "path": str(path)} for split, path in missing]
-        for done in embedded_parts(_Embedder, job, parts, replace(actors, number=number), on_gpu):
+        for done in embedded_parts(_ItemEmbedder, job, parts, replace(actors, number=number), on_gpu):
             bar.advance(done["items"])
             first = min(first, done["began"])
         rate = left / max(time() - first, 1e-9)
@@ -58,15 +58,15 @@ def embed_parts(
     return {"embedding": facts}
 
 
-class _Embedder:
+class _ItemEmbedder:
     """One actor: each call embeds and writes a part. The first call loads the models, which stay: Ray would start a
     process that dies in its constructor again and again.
     """
 
-    def __init__(self, job: _Job) -> None:
+    def __init__(self, job: _ItemsJob) -> None:
         import sys
 
-        sys.path[:0] = [each for each in job.path if each not in sys.path]
+        sys.path[:0] = [folder for folder in job.path if folder not in sys.path]
         self._job, self._models = job, dict[str, Model]()
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,8 @@ class Spec:
             (f.name, getattr(self, f.name)) for f in fields(self)[2:] if f.name != "prompt" and getattr(self, f.name)
         ]
         words = [f"{name}={value}" for name, value in given if (name, value) != ("dtype", "fp32")]
-        words += [f"prompt={side}:{_quoted(text)}" for side, text in sorted(self.prompt.items())]
+        for side, text in sorted(self.prompt.items()):
+            words.append(f"prompt={side}:{text.replace('%', '%25').replace('&', '%26')}")
         return f"{self.kind}:{self.name}{'#' * bool(words)}{'&'.join(words)}"
 
     def meaning(self) -> dict[str, Any]:
@@ -59,7 +60,3 @@ class Spec:
             "kind": self.kind, "dims": self.dims, "prompt": dict(sorted(self.prompt.items())), "dtype": self.dtype,
             "unit": self.normalise == "yes",
         }  # fmt: skip
-
-
-def _quoted(text: str) -> str:
-    return text.replace("%", "%25").replace("&", "%26")

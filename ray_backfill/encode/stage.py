@@ -14,20 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ray_backfill.core import stages
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, step, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import open_checked
-from ray_backfill.core.stages import (
-    OtherSettingsError,
-    begin_stage,
-    finish_stage,
-    is_whole,
-    look_at_stage,
-    read_json,
-    remove_halves,
-    write_json,
-)  # fmt: skip
 from ray_backfill.core.streams import said_if_it_dies
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.folder import left_out_file
@@ -53,15 +44,16 @@ def embed_two(
     """
     items = write_items(context.out / "items", sources, settings, context.overwrite)
     given = {
-        name: each if isinstance(each, Spec) else model_of(each, sources.modality) for name, each in models.items()
+        name: model if isinstance(model, Spec) else model_of(model, sources.modality) for name, model in models.items()
     }
-    specs = {name: each if isinstance(each, Spec) else each.spec for name, each in given.items()}
+    specs = {name: model if isinstance(model, Spec) else model.spec for name, model in given.items()}
     request = EncodeRequest(items, sources.modality, specs, of_gallery)
     here = None
-    if not all(isinstance(each, Spec) for each in given.values()):
+    if not all(isinstance(model, Spec) for model in given.values()):
+        device = Device("cpu", usable_cpus())
         here = {
-            name: load_model(each, sources.modality, Device("cpu", usable_cpus())) if isinstance(each, Spec) else each
-            for name, each in given.items()
+            name: load_model(model, sources.modality, device) if isinstance(model, Spec) else model
+            for name, model in given.items()
         }
     folder = context.out / ("before" if of_gallery else "embeddings")
     return embed_items(folder, request, context.actors, context.overwrite, here)
@@ -80,42 +72,52 @@ def embed_items(
         InputError: A model cannot be loaded, fails, or is another one than that of the finished parts.
     """
     actors.require_own_decoders()
-    models = _loaded(request) if here is None else here
+    models = dict(here or {})
+    for name, spec in request.models.items() if here is None else ():
+        with step(f"load the {name} model"), _named_if_it_dies(str(spec)):
+            models[name] = load_model(spec, request.modality, Device())
     number = 1 if here else number_of(actors)
     key, announced, probes = _recognised(folder, request, models, overwrite, number)
-    is_finished = begin_stage(folder, key, overwrite)
-    if changed := _changed(folder, probes):
-        if not overwrite:
+    is_finished = stages.begin_stage(folder, key, overwrite)
+    recorded = stages.read_json(folder / "probes.json") if (folder / "probes.json").exists() else probes
+    if changed := [name for name, rows in probes.items() if not same_model(np.array(rows), recorded[name])]:
+        if not overwrite:  # although the identity of the model is the same
             raise InputError(
-                f"the {changed} model gives other vectors than when {folder} was made; use the same one, or --overwrite"
+                f"the {changed[0]} model gives other vectors than when {folder} was made; use the same one, or "
+                "--overwrite"
             )
         shutil.rmtree(folder)
-        is_finished = begin_stage(folder, key)
+        is_finished = stages.begin_stage(folder, key)
     if is_finished:
         return folder
-    write_json(folder / "probes.json", probes)
+    stages.write_json(folder / "probes.json", probes)
     parts = request.parts()
     missing = _missing(folder, request)
     sizes = {path: open_checked(path).metadata.num_rows for _, path in parts}
+    total = sum(sizes.values())
     facts: dict[str, Any] = {}
     if missing != announced:  # the folder was not what it seemed
         estimate(request, missing, number)
     if missing and here is not None:
-        _embed_here(folder, request, missing, sizes, here)
+        done, names = total - sum(sizes[path] for _, path in missing), " or ".join(str(m.spec) for m in here.values())
+        with task("embed", total, f"{request.modality}s", done=done) as bar, _named_if_it_dies(names):
+            for split, path in missing:
+                table = embed_part(path, split, {name: here[name] for name in request.models_of(split)})
+                write_parquet(folder / f"{split}.parquet" / path.name, table)
+                bar.advance(sizes[path])
     elif missing:
         from ray_backfill.encode.ray import embed_parts
 
         del models  # the actors load their own
         facts = embed_parts(folder, request, missing, sizes, probes, actors)
     broken = _list_broken(folder, parts)
-    remove_halves(folder)
-    total = sum(sizes.values())
+    stages.remove_halves(folder)
     if broken:
         first = f"{broken[0]['id']}: {broken[0]['reason']}"
         say(f"left out: {len(broken):,} of {total:,} items, such as {first}; all: {folder / 'broken.parquet'}")
     made = [folder / f"{split}.parquet" / path.name for split, path in parts]
     facts |= {"tokens": tokens} if (tokens := bill(made, request.models)) else {}
-    finish_stage(folder, {"items": total - len(broken), "broken_items": len(broken)} | facts)
+    stages.finish_stage(folder, {"items": total - len(broken), "broken_items": len(broken)} | facts)
     return folder
 
 
@@ -132,13 +134,16 @@ def _recognised(
     key = RunKey("encoded", settings, {"items": items_fingerprint(request.items)})
     left = request.parts()
     try:
-        look_at_stage(folder, key)
+        stages.look_at_stage(folder, key)
         left = _missing(folder, request)
-    except OtherSettingsError:
+    except stages.OtherSettingsError:
         if not overwrite:
             raise
     estimate(request, left, actors)
-    probes = _probes(models)
+    probes: dict[str, Rows] = {}
+    for name, model in models.items():
+        with _named_if_it_dies(str(model.spec)):
+            probes[name] = [[round(float(x), 6) for x in row] for row in model.probes()]
     one, *others = models
     for other in others:  # two functions may differ in their vectors alone
         if identities[one] == identities[other] and same_model(np.array(probes[one]), probes[other]):
@@ -147,7 +152,9 @@ def _recognised(
 
 
 def _missing(folder: Path, request: EncodeRequest) -> list[tuple[str, Path]]:
-    return [(split, path) for split, path in request.parts() if not is_whole(folder / f"{split}.parquet" / path.name)]
+    return [
+        (split, path) for split, path in request.parts() if not stages.is_whole(folder / f"{split}.parquet" / path.name)
+    ]
 
 
 def _list_broken(folder: Path, parts: list[tuple[str, Path]]) -> list[dict[str, str]]:
@@ -158,56 +165,18 @@ def _list_broken(folder: Path, parts: list[tuple[str, Path]]) -> list[dict[str, 
     names = ("split", "id", "reason")
     broken = [row for split, path in parts for row in broken_in(folder / f"{split}.parquet" / path.name, split)]
     for split in {split for split, _ in parts}:
-        own = [row for row in broken if row["split"] == split]
+        lost = [row for row in broken if row["split"] == split]
         if not sum(open_checked(part).metadata.num_rows for part in part_files(folder / f"{split}.parquet")):
-            raise InputError(f"none of the items of the {split} can be embedded: {own[0]['reason']}")
-        if own:
-            listed = {name: pa.array([row[name] for row in own], pa.string()) for name in names[1:]}
+            raise InputError(f"none of the items of the {split} can be embedded: {lost[0]['reason']}")
+        if lost:
+            listed = {name: pa.array([row[name] for row in lost], pa.string()) for name in names[1:]}
             write_parquet(left_out_file(folder / f"{split}.parquet"), pa.table(listed))
     columns = {name: pa.array([row[name] for row in broken], pa.string()) for name in names}
     write_parquet(folder / "broken.parquet", pa.table(columns))
     return broken
 
 
-def _embed_here(
-    folder: Path, request: EncodeRequest, missing: list[tuple[str, Path]], sizes: Mapping[Path, int],
-    models: Mapping[str, Model],
-) -> None:  # fmt: skip
-    total = sum(sizes.values())
-    done, names = total - sum(sizes[path] for _, path in missing), " or ".join(str(m.spec) for m in models.values())
-    with task("embed", total, f"{request.modality}s", done=done) as bar, _named_if_it_dies(names):
-        for split, path in missing:
-            write_parquet(
-                folder / f"{split}.parquet" / path.name,
-                embed_part(path, split, {name: models[name] for name in request.models_of(split)}),
-            )
-            bar.advance(sizes[path])
-
-
-def _loaded(request: EncodeRequest) -> dict[str, Model]:
-    found = {}
-    for name, spec in request.models.items():
-        with step(f"load the {name} model"), _named_if_it_dies(str(spec)):
-            found[name] = load_model(spec, request.modality, Device())
-    return found
-
-
-def _probes(models: Mapping[str, Model]) -> dict[str, Rows]:
-    found = {}
-    for name, model in models.items():
-        with _named_if_it_dies(str(model.spec)):
-            found[name] = [[round(float(x), 6) for x in row] for row in model.probes()]
-    return found
-
-
 def _named_if_it_dies(models: str) -> AbstractContextManager[None]:
     return said_if_it_dies(
         f"error: the model {models} ended this process, or took all memory; mend it and run the same command again"
     )
-
-
-def _changed(folder: Path, probes: Mapping[str, Rows]) -> str:
-    """A model that is not the one that made the parts that are there, although its identity is the same; "" if none."""
-    file = folder / "probes.json"
-    recorded = read_json(file) if file.exists() else probes
-    return next((name for name, rows in probes.items() if not same_model(np.array(rows), recorded[name])), "")

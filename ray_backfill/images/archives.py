@@ -84,10 +84,10 @@ class ArchivedFiles(Files):
             raise OSError(f"the archive {archive.problem}")
         with archive.path.open("rb") as file:
             file.seek(int(self.offset_N[position]))
-            found = file.read(size)
-        if len(found) < size:
+            content = file.read(size)
+        if len(content) < size:
             raise OSError("the archive ends within it")
-        return found
+        return content
 
     def stamped(self) -> Iterator[str]:
         stamps = [f"{archive.path.name}\0{file_stamp(str(archive.path))}" for archive in self.archives]
@@ -112,7 +112,16 @@ def with_archives(paths: Paths, folders: Sequence[Path], folder_N: NDArray[np.in
     of_folder = [sorted(folder.glob("*.tar")) for folder in folders]
     if not any(of_folder):
         return paths
-    archives = _read_all([archive for own in of_folder for archive in own])
+    paths_of_archives = [archive for own in of_folder for archive in own]
+    read, archives = partial(_read, Path(user_cache_dir("ray_backfill")) / "archives"), list[Archive]()
+    with task("list archives", len(paths_of_archives), "archives") as bar, ThreadPoolExecutor(_THREADS) as pool:
+        for archive in pool.map(read, paths_of_archives):
+            archives.append(archive)
+            bar.advance()
+    for archive in archives:
+        if archive.problem and archive.path not in _TOLD:
+            _TOLD.add(archive.path)
+            say(f"{archive.path} {archive.problem}")
     archive_N = np.full(len(paths), _LOOSE, np.int32)
     offset_N, size_N = np.zeros((2, len(paths)), np.int64)
     file_names = pc.replace_substring_regex(paths.paths, "^.*/", "")
@@ -130,25 +139,10 @@ def with_archives(paths: Paths, folders: Sequence[Path], folder_N: NDArray[np.in
             first_problem = archives[first - len(own)].problem
             raise InputError(f"no archive of {len(own)} in {folders[folder]} can be read; the first {first_problem}")
         rows = np.flatnonzero(folder_N == folder)
-        found = pc.index_in(file_names.take(pa.array(rows)), value_set=members["name"])
-        at = np.asarray(found.fill_null(-1))
+        at = np.asarray(pc.index_in(file_names.take(pa.array(rows)), value_set=members["name"]).fill_null(-1))
         archive_N[rows] = np.where(at < 0, _NOWHERE, np.asarray(members["archive"])[at])
         offset_N[rows], size_N[rows] = (np.where(at < 0, 0, np.asarray(members[c])[at]) for c in ("offset", "size"))
     return ArchivedFiles(paths, archives, archive_N, offset_N, size_N)
-
-
-def _read_all(paths: Sequence[Path]) -> list[Archive]:
-    cache = Path(user_cache_dir("ray_backfill")) / "archives"
-    with task("list archives", len(paths), "archives") as shown, ThreadPoolExecutor(_THREADS) as pool:
-        found = []
-        for archive in pool.map(partial(_read, cache), paths):
-            found.append(archive)
-            shown.advance()
-    for archive in found:
-        if archive.problem and archive.path not in _TOLD:
-            _TOLD.add(archive.path)
-            say(f"{archive.path} {archive.problem}")
-    return found
 
 
 def _read(cache: Path, path: Path) -> Archive:
@@ -182,8 +176,11 @@ def _listed(path: Path) -> pa.Table:
     except (OSError, tarfile.TarError) as error:
         problem = f"cannot be read as a tar file without compression: {error}"
     is_usable, published = True, _published(path)
-    if published and (found := _md5(path)) != published:
-        problem, is_usable = f"has the md5 {found}, and {published} is published; fetch it again", False
+    if published:
+        with path.open("rb") as file_to_check:
+            md5 = hashlib.file_digest(file_to_check, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
+        if md5 != published:
+            problem, is_usable = f"has the md5 {md5}, and {published} is published; fetch it again", False
     table = pa.table({"name": pa.array(names, pa.string()), "offset": pa.array(offsets, pa.int64()),
                       "size": pa.array(sizes, pa.int64())})  # fmt: skip
     return table.replace_schema_metadata({"problem": problem, "usable": "yes" if is_usable else "no"})
@@ -210,8 +207,3 @@ def _published(path: Path) -> str:
         if file.is_file():
             return (file.read_text(encoding="utf-8", errors="replace").split() or [""])[0].lower()
     return ""
-
-
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()

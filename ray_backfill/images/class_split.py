@@ -95,8 +95,8 @@ def validation_mask(labels_N: NDArray[np.int64], protocol: Protocol, whole_class
     if whole_classes:
         return np.isin(labels_N, rng.permutation(classes)[: round(protocol.validation * len(classes))])
     held_N = np.zeros(len(labels_N), bool)
-    for each in np.split(np.argsort(labels_N, kind="stable"), np.cumsum(counts)[:-1]):
-        held_N[rng.permutation(each)[: min(round(protocol.validation * len(each)), len(each) - 1)]] = True
+    for of_class in np.split(np.argsort(labels_N, kind="stable"), np.cumsum(counts)[:-1]):
+        held_N[rng.permutation(of_class)[: min(round(protocol.validation * len(of_class)), len(of_class) - 1)]] = True
     return held_N
 
 

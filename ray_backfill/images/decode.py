@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
-_EXIF_ORIENTATION = 0x0112
 # The transposition that undoes each EXIF orientation; 1 is upright.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -24,7 +23,6 @@ _UPRIGHT = {
 }
 # Thumbnails: longest side in pixels, and quality of the JPEG: about 3 kB.
 SIDE, _QUALITY = 96, 75
-_FORMATS = ("JPEG", "PNG", "WEBP")
 # Larger files are not read.
 _MOST_BYTES = 64 << 20
 
@@ -43,7 +41,10 @@ def decode(
         image = plain_image(file, "RGB" if channels == 3 else "L")
         # Rotating after resizing is cheaper and gives the same result.
         image = image.resize((size, size), resample, reducing_gap=3.0)
-        turn = _UPRIGHT.get(_orientation(file))
+        try:
+            turn = _UPRIGHT.get(int(file.getexif().get(ExifTags.Base.Orientation, 1)))
+        except Exception:  # an image with damaged EXIF data is still usable
+            turn = None
     if turn is not None:
         image = image.transpose(turn)
     return np.asarray(image, np.uint8).reshape(size, size, channels)
@@ -60,19 +61,12 @@ def plain_image(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _orientation(image: Image.Image) -> int:
-    try:
-        return int(image.getexif().get(_EXIF_ORIENTATION, 1))
-    except Exception:  # an image with damaged EXIF data is still usable
-        return 1
-
-
 def thumbnail(content: bytes) -> str:
     """A JPEG of at most 96 pixels a side, upright, as a data URI; "" if the bytes are no image that Pillow can read."""
     if not 0 < len(content) <= _MOST_BYTES:
         return ""
     try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as file:
+        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG", "WEBP")) as file:
             file.draft("RGB", (SIDE, SIDE))  # decodes a JPEG at a fraction of its size
             file.load()
             image = plain_image(ImageOps.exif_transpose(file), "RGB")

@@ -17,7 +17,7 @@ from ray_backfill.core.progress import Task, task
 
 
 @dataclass(frozen=True)
-class Archive:
+class RemoteArchive:
     """A tar file on a server, with one top folder, ``folder``. ``md5``: the published checksum, in hexadecimal."""
 
     url: str
@@ -30,7 +30,7 @@ class Archive:
         return self.url.rsplit("/", 1)[-1]
 
 
-def fetch_folder(archive: Archive, root: Path) -> Path:
+def fetch_folder(archive: RemoteArchive, root: Path) -> Path:
     """Download the archive and unpack it to ``root / archive.folder``. An archive that is already in ``root`` is used.
 
     Raises:
@@ -61,7 +61,7 @@ def fetch_folder(archive: Archive, root: Path) -> Path:
     return target
 
 
-def _fetch(archive: Archive, folder: Path, root: Path) -> Path:
+def _fetch(archive: RemoteArchive, folder: Path, root: Path) -> Path:
     """Download the file to ``folder``. pooch deletes a file with a wrong checksum."""
     import pooch  # of the extra; only a download needs it
 
@@ -107,7 +107,7 @@ class _Progress:
         """The end of the step closes it."""
 
 
-def _check(archive: Archive, file: Path) -> None:
+def _check(archive: RemoteArchive, file: Path) -> None:
     with file.open("rb") as opened:
         found = hashlib.file_digest(opened, "md5").hexdigest()
     if found != archive.md5:
@@ -117,7 +117,7 @@ def _check(archive: Archive, file: Path) -> None:
         )
 
 
-def _unpack(archive: Archive, file: Path, into: Path) -> Path:
+def _unpack(archive: RemoteArchive, file: Path, into: Path) -> Path:
     """Unpack the archive and return its folder. The filter rejects devices and paths outside ``into``."""
     try:
         with tarfile.open(file) as members:

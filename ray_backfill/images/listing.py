@@ -76,13 +76,13 @@ def list_folders(root: str, below: Sequence[str] | None = None) -> Listing:
     """
     path = Path(root).expanduser()
     tops = [""] if below is None else [top for top in below if (path / top).is_dir()]
-    found: dict[str, list[pa.Array]] = {}
+    batches_of: dict[str, list[pa.Array]] = {}
     with step(f"list {path}", unit="files") as bar:
         for folder, names in walk(path, tops):
-            found.setdefault(folder, []).append(pa.array(sorted(names), pa.large_string()))
+            batches_of.setdefault(folder, []).append(pa.array(sorted(names), pa.large_string()))
             bar.advance(len(names))
     filled: dict[str, pa.Array] = {}
-    for folder, batches in sorted(found.items()):
+    for folder, batches in sorted(batches_of.items()):
         # Arrow sorts by UTF-8 bytes, which is also the order of characters.
         names = batches[0] if len(batches) == 1 else pa.concat_arrays(batches).sort()
         if len(names):
@@ -90,7 +90,7 @@ def list_folders(root: str, below: Sequence[str] | None = None) -> Listing:
     folder_N = np.repeat(np.arange(len(filled), dtype=np.int32), list(map(len, filled.values())))
     all_names = pa.chunked_array(filled.values(), pa.large_string()).combine_chunks()
     listing = Listing(str(path), list(filled), folder_N, all_names)
-    require_images(root, listing, set(found), "" if below is None else f" (in {', '.join(below)})")
+    require_images(root, listing, set(batches_of), "" if below is None else f" (in {', '.join(below)})")
     return listing
 
 
@@ -127,7 +127,10 @@ def walk(root: Path, tops: list[str]) -> Iterator[tuple[str, list[str]]]:
                     if not entry.name.isascii():
                         _require_utf8(entry)
                     if is_folder:
-                        _refuse_loop(entry)
+                        place = Path(entry.path)
+                        if entry.is_symlink() and place.parent.resolve().is_relative_to(place.resolve()):
+                            why = "leads to a folder above it, which is an endless loop: remove the link"
+                            raise InputError(f"the link {entry.path} {why}")
                         ahead.append(_joined(folder, entry.name))
                     else:
                         names.append(entry.name)
@@ -144,11 +147,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a broken link
         return False
-
-
-def _refuse_loop(entry: os.DirEntry[str]) -> None:
-    if entry.is_symlink() and Path(entry.path).parent.resolve().is_relative_to(Path(entry.path).resolve()):
-        raise InputError(f"the link {entry.path} leads to a folder above it, which is an endless loop: remove the link")
 
 
 def _require_utf8(entry: os.DirEntry[str]) -> None:
@@ -227,7 +225,7 @@ def list_images(root: str) -> Listing:
         raise InputError(f"no folder or zip file at {root!r}: check the path of the images")
     if path.is_file():
         return list_zips([path])
-    zips = [each for each in path.glob("*.zip") if each.is_file() and not is_hidden(each.name)]
+    zips = [file for file in path.glob("*.zip") if file.is_file() and not is_hidden(file.name)]
     if zips and not any(names for _, names in walk(path, [""])):
         return list_zips(zips)
     return list_folders(root)
@@ -279,24 +277,19 @@ def _read_directory(file: str) -> tuple[str, dict[str, dict[str, str]]]:
     except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
         raise InputError(f"cannot read zip file {file} ({error}): download or copy it again") from error
     images = {info.filename for info in members if info.filename.lower().endswith(SUFFIXES)}
-    prefix = _top_folder(images)
-    found: dict[str, dict[str, str]] = {}
-    for info in members:
-        folder, _, name = info.filename.removeprefix(prefix).rpartition("/")
-        stamps = found.setdefault(folder, {})
-        if info.filename in images:
-            stamps[name] = f"{info.file_size}:{info.CRC:08x}"
-    return prefix, found
-
-
-def _top_folder(names: set[str]) -> str:
-    """The single top folder of all names, with "/", if it only wraps the class folders; otherwise ""."""
-    tops = {name.split("/", 1)[0] for name in names}
+    # A single top folder that only wraps the class folders is dropped. If there is one class folder, it is the class.
+    tops = {name.split("/", 1)[0] for name in images}
     top = tops.pop() if len(tops) == 1 else ""
     is_split = any(top in known for known in NAMES_OF.values())
-    # If a zip file has a single class folder, its top folder is the class.
-    wraps = not is_split and all(name.count("/") >= 2 for name in names)
-    return f"{top}/" if top and wraps else ""
+    wraps = top and not is_split and all(name.count("/") >= 2 for name in images)
+    prefix = f"{top}/" if wraps else ""
+    stamps_of: dict[str, dict[str, str]] = {}
+    for info in members:
+        folder, _, name = info.filename.removeprefix(prefix).rpartition("/")
+        stamps = stamps_of.setdefault(folder, {})
+        if info.filename in images:
+            stamps[name] = f"{info.file_size}:{info.CRC:08x}"
+    return prefix, stamps_of
 
 
 def number_classes(classes_F: list[Any]) -> tuple[list[Any], NDArray[np.int64]]:
@@ -329,7 +322,7 @@ def class_folders(listing: Listing, top_of: Mapping[str, str], dataset: str = ""
         InputError: an image is in no class folder.
     """
     found = {split: classes_below(listing, top) for split, top in top_of.items()}
-    for folder, name in (each for classes in found.values() for each in classes.items()):
+    for folder, name in (named for classes in found.values() for named in classes.items()):
         if not name:
             where = listing.where(int(np.searchsorted(listing.folder_N, folder)))
             prefix = f"{dataset}: " if dataset else ""

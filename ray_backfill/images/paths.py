@@ -50,14 +50,14 @@ class Paths(Files):
     def __post_init__(self) -> None:
         uris = self.paths.filter(pc.match_substring(self.paths, "://"))
         schemes = pc.struct_field(pc.extract_regex(uris, _SCHEME), "scheme").unique().to_pylist()
-        found = {_scheme(self.root)} | {(scheme or "").lower() for scheme in schemes}
-        unknown = sorted(found - {"", *SCHEMES})
+        schemes_there = {_scheme(self.root)} | {(scheme or "").lower() for scheme in schemes}
+        unknown = sorted(schemes_there - {"", *SCHEMES})
         if unknown:
             raise InputError(
                 f"cannot read images at {unknown[0]}://: copy them to a local folder, or to one of "
                 + ", ".join(f"{scheme}://" for scheme in SCHEMES)
             )
-        self.remote = bool(found - {"", "file"})
+        self.remote = bool(schemes_there - {"", "file"})
         self._root = _split(self.root)
 
     def __len__(self) -> int:

@@ -7,12 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.engine.systems import IntArray
 from ray_backfill.images.source import ImageSource, Pixels
-
-Rows = NDArray[np.int64]
 
 # Batches decoded ahead of the one in use; this bounds memory.
 _BATCHES_AHEAD = 2
@@ -42,8 +40,8 @@ class DecodeTimes:
 
 
 def read_ahead(
-    source: ImageSource, split: str, batches: Iterable[Rows], threads: int = 1, times: DecodeTimes | None = None
-) -> Iterator[tuple[Rows, Pixels]]:
+    source: ImageSource, split: str, batches: Iterable[IntArray], threads: int = 1, times: DecodeTimes | None = None
+) -> Iterator[tuple[IntArray, Pixels]]:
     """Yields each batch of row numbers with its pixels, in order, while ``threads`` decoders work on the next two.
 
     All decoders share each batch, so the first one is ready soon and memory does not grow with their number.
@@ -52,9 +50,10 @@ def read_ahead(
     times = DecodeTimes() if times is None else times
     pool = ThreadPoolExecutor(threads)
     try:
-        ahead: deque[tuple[Rows, list[Future[_Decoded]]]] = deque()
+        ahead: deque[tuple[IntArray, list[Future[_Decoded]]]] = deque()
         for rows in batches:
-            ahead.append((rows, [pool.submit(_decode, source, split, share) for share in _shares(rows, threads)]))
+            shares = np.array_split(rows, max(1, min(threads, len(rows) // _FEWEST_IMAGES)))
+            ahead.append((rows, [pool.submit(_decode, source, split, share) for share in shares]))
             if len(ahead) > _BATCHES_AHEAD:
                 yield _joined(*ahead.popleft(), times)
         while ahead:
@@ -68,17 +67,13 @@ def read_ahead(
 _Decoded = tuple[Pixels, float, float]
 
 
-def _shares(rows: Rows, threads: int) -> list[Rows]:
-    return np.array_split(rows, max(1, min(threads, len(rows) // _FEWEST_IMAGES)))
-
-
-def _decode(source: ImageSource, split: str, rows: Rows) -> _Decoded:
+def _decode(source: ImageSource, split: str, rows: IntArray) -> _Decoded:
     wall_s, cpu_s = time.perf_counter(), time.thread_time()
     pixels = source.read(split, rows)
     return pixels, time.perf_counter() - wall_s, time.thread_time() - cpu_s
 
 
-def _joined(rows: Rows, futures: list[Future[_Decoded]], times: DecodeTimes) -> tuple[Rows, Pixels]:
+def _joined(rows: IntArray, futures: list[Future[_Decoded]], times: DecodeTimes) -> tuple[IntArray, Pixels]:
     since = time.perf_counter()
     shares, wall_s, cpu_s = zip(*(future.result() for future in futures), strict=True)
     times.wait_s += time.perf_counter() - since

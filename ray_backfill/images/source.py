@@ -197,7 +197,10 @@ class FileSource:
             # Pillow and zipfile raise a dozen unrelated errors for damaged data, and one bad file in a million must
             # not end a run; the reason is recorded.
             except Exception as error:
-                broken[i] = f"{self.listing.where(positions[i])}: {_reason(error)}"
+                reason = " ".join(str(error).split()) or type(error).__name__
+                if isinstance(error, UnidentifiedImageError):  # its message contains a memory address
+                    reason = "not an image of a known format"
+                broken[i] = f"{self.listing.where(positions[i])}: {reason}"
                 continue
             pixels_BSSC[i] = 255 - image_SSC if self.inverted else image_SSC
         return Pixels(pixels_BSSC, broken)
@@ -231,13 +234,6 @@ def _fetch(listing: Files, positions: list[int]) -> Iterator[bytes | Exception]:
         return
     with ThreadPoolExecutor(_FETCHERS) as pool:
         yield from pool.map(fetch, positions)
-
-
-def _reason(error: Exception) -> str:
-    """The reason in one reproducible line: Pillow's own message for unknown data contains a memory address."""
-    if isinstance(error, UnidentifiedImageError):
-        return "not an image of a known format"
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def identity_of(settings: Any) -> dict[str, Any]:

@@ -16,14 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.images.class_split import Protocol
-from ray_backfill.images.datasets import cifar100, gldv2, image_folder, landmarks, manifest, omniglot
-from ray_backfill.images.datasets.folders import (
-    ImageNetSettings,
-    Market1501Settings,
-    Places365Settings,
-    TinyImageNetSettings,
-    VGGFace2Settings,
-)
+from ray_backfill.images.datasets import cifar100, folders, gldv2, image_folder, landmarks, manifest, omniglot
 from ray_backfill.learn.training.settings import (
     AdapterSettings,
     Augmentation,
@@ -102,7 +95,7 @@ _OMNIGLOT = "the folder with omniglot_small1.zip and omniglot_small2.zip"
 # photographs of the gallery are queries, ten times as many.
 _tiny_imagenet = partial(
     _small,
-    images=partial(TinyImageNetSettings, image_size=32, queries=5),
+    images=partial(folders.TinyImageNetSettings, image_size=32, queries=5),
     needs="the folder with tiny_imagenet.zip",
     epochs=(8, 8),
     head_epochs=10,
@@ -183,12 +176,12 @@ SMALL = (
 )
 
 
-Classification = Literal["softmax", "arcface"]
+ClassificationLoss = Literal["softmax", "arcface"]
 # Learning rates for a batch of 1024. That of the ViT is untested, because RM does not describe its training.
 _LR = {"resnet18": 1.024, "resnet50": 1.024, "vit_b_32": 0.1}
 
 
-def _model(arch: str, dim: int, classification: Classification, seed: int) -> ModelRecipe:
+def _model(arch: str, dim: int, classification: ClassificationLoss, seed: int) -> ModelRecipe:
     """A backbone trained from scratch with FF's schedule for ImageNet; faces with ArcFace."""
     return ModelRecipe(
         BackboneSettings(arch, dim=dim, last_layer="relu"),
@@ -212,7 +205,7 @@ def _model(arch: str, dim: int, classification: Classification, seed: int) -> Mo
     )
 
 
-def fits_of_papers(blocks: int, classification: Classification, distance: str, seed: int) -> FitSettings:
+def fits_of_papers(blocks: int, classification: ClassificationLoss, distance: str, seed: int) -> FitSettings:
     """RM's heads and FF's transformations, with the new model's classification loss. blocks: of psi and of rho."""
     return FitSettings(
         heads=HeadTraining(
@@ -299,12 +292,12 @@ class _DataSet:
     dim: int = 128
     blocks: int = 2
     metric: str = "mAP"
-    classification: Classification = "softmax"
+    classification: ClassificationLoss = "softmax"
 
 
 _IMAGENET = _DataSet(
     "ImageNet-1K",
-    ImageNetSettings,
+    folders.ImageNetSettings,
     "ImageNet-1K with train/ (a folder per wnid) and val/ (the same, or flat with the ground-truth file)",
     _Split(_HALF, "The old model learns the first 500 classes, the new one all 1000."),
     blocks=5,
@@ -317,7 +310,7 @@ _CIFAR100 = _DataSet(
 )
 _PLACES365 = _DataSet(
     "Places-365",
-    Places365Settings,
+    folders.Places365Settings,
     "Places-365 in the easy format, with train/ and val/ (a folder per category)",
     _Split(_HALF, "The old model learns the first 182 categories, the new one all 365."),
     dim=512,
@@ -325,7 +318,7 @@ _PLACES365 = _DataSet(
 )
 _MARKET1501 = _DataSet(
     "Market-1501",
-    Market1501Settings,
+    folders.Market1501Settings,
     "Market-1501 with bounding_box_train/, bounding_box_test/ and query/",
     _Split(
         Protocol("extended", old_share=375 / 751),
@@ -334,7 +327,7 @@ _MARKET1501 = _DataSet(
 )
 _VGGFACE2 = _DataSet(
     "VGGFace2",
-    VGGFace2Settings,
+    folders.VGGFace2Settings,
     "VGGFace2 with train/ and test/ (a folder per identity) and identity_meta.csv",
     _Split(
         Protocol("extended", old_share=0.1),

@@ -29,7 +29,7 @@ def check_gpus(with_faiss: bool = False) -> None:
         there = [NodeAffinitySchedulingStrategy(node.id, soft=False) for node in new]
         with detail("look at GPUs"):
             try:
-                stacks = answers_of([ask.options(scheduling_strategy=each).remote() for each in there], _give_up)
+                stacks = answers_of([ask.options(scheduling_strategy=node).remote() for node in there], _give_up)
             except ray.exceptions.RayError as error:
                 raise InputError(f"a node with GPUs did not say what torch finds there: {error}") from error
         _ASKED.update(zip([node.id for node in new], stacks, strict=True))

@@ -21,7 +21,6 @@ from ray_backfill.workers.settings import EmbedActors, Workers, local_cpus, numb
 from ray_backfill.workers.waiting import answers_at, check_disk, check_room, living_resources
 from ray_backfill.workers.watchdog import kill, rays_notices_as_lines, watch_cluster, watch_own, watched
 
-_OBJECT_STORE_BYTES = 500 << 20
 _STARTS = 5
 # What Ray says of a start that ran out of time: its servers, and the file that names the port of one.
 _SLOW = ("timed out during startup", "Timed out waiting for file")
@@ -110,7 +109,7 @@ def _start_local() -> None:
                     address="local",  # even if a head node is running on this machine
                     num_cpus=local_cpus(),
                     include_dashboard=False,
-                    object_store_memory=_OBJECT_STORE_BYTES,
+                    object_store_memory=500 << 20,
                     log_to_driver=False,
                     logging_level=logging.WARNING,
                 )
@@ -164,10 +163,10 @@ def _without_note_of_level() -> Iterator[None]:
 
 def has_gpus() -> bool:
     """Whether the connected cluster has a GPU. Raises InputError if torch cannot use it."""
-    found = living_resources().get("GPU", 0) >= 1
-    if found:
+    are_there = living_resources().get("GPU", 0) >= 1
+    if are_there:
         check_gpus()
-    return found
+    return are_there
 
 
 def placed(
@@ -215,7 +214,7 @@ def placed(
 def embedded_parts(
     embedder: type, job: Any, parts: list[dict[str, Any]], actors: EmbedActors, on_gpu: bool
 ) -> Iterator[dict[str, Any]]:
-    """What ``embedder(job)`` returns for each part, as parts are finished, from actors of Ray Data.
+    """What ``embedder(job)`` returns for each part, as parts are finished, from actors of Ray Data, roughly in order.
 
     It returns an InputError as the text ``problem``: Ray Data would wrap it in a long traceback and lose its type.
 

@@ -29,11 +29,7 @@ _JOBS_OF_GPU = 8
 
 
 def run_side_by_side(
-    run: Callable[[Any, ActorHandle], None],
-    jobs: Sequence[OfMethod],
-    train_bytes: int,
-    shown: Task,
-    max_failures: int,
+    run: Callable[[Any, ActorHandle], None], jobs: Sequence[OfMethod], train_bytes: int, shown: Task, max_failures: int
 ) -> None:
     """Run each job as a task.
 
@@ -43,38 +39,27 @@ def run_side_by_side(
     Raises:
         InputError: A job failed. The others are stopped; what is finished is kept.
     """
-    gpus = _gpus_of_each(len(jobs))
-    options = {"num_cpus": 1, "num_gpus": gpus, "memory": _memory(train_bytes), "max_retries": max_failures}
-    task = ray.remote(**options)(run)
+    gpus = 0.0
+    if has_gpus():  # shares in Ray's four digits; a step is so short that several jobs fill a GPU
+        gpus = max(1 / _JOBS_OF_GPU, min(1.0, int(1e4 * living_resources()["GPU"] / len(jobs)) / 1e4))
+    # Reserved, so that large data are not read more often than they fit; at most a whole node.
+    of_nodes = (node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"])
+    memory = int(min(_COPIES * train_bytes, max(of_nodes)))
+    task = ray.remote(num_cpus=1, num_gpus=gpus, memory=memory, max_retries=max_failures)(run)
+    room = Room("maps", {"CPU": 1, "GPU": gpus}, "start nodes again, and run the same command")
     with shown_in(shown) as board:
-        jobs_of = {task.remote(job, board): job for job in jobs}
-        running, room = (
-            list(jobs_of),
-            Room("maps", {"CPU": 1, "GPU": gpus}, "start nodes again, and run the same command"),
-        )
+        job_of = {task.remote(job, board): job for job in jobs}
+        running = list(job_of)
         try:
             while running:
                 done, running = wait_for_one(running, room)
-                for each in done:
-                    _check(each, jobs_of[each])
+                for ended in done:
+                    _check(ended, job_of[ended])
                     shown.advance()
         except BaseException:
-            for each in running:
-                ray.cancel(each, force=True)
+            for unfinished in running:
+                ray.cancel(unfinished, force=True)
             raise
-
-
-def _gpus_of_each(jobs: int) -> float:
-    """Share of a GPU for each job, in Ray's four digits; a step is so short that several jobs fill one."""
-    if not has_gpus():
-        return 0
-    return max(1 / _JOBS_OF_GPU, min(1.0, int(1e4 * living_resources()["GPU"] / jobs) / 1e4))
-
-
-def _memory(train_bytes: int) -> int:
-    """Memory to reserve for a task, so that large data are not read more often than they fit; at most a whole node."""
-    nodes = (node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"])
-    return int(min(_COPIES * train_bytes, max(nodes)))
 
 
 def _check(task: ray.ObjectRef, job: OfMethod) -> None:

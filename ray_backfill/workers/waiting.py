@@ -89,10 +89,10 @@ class Deaths:
         """The nodes that have died since the last call. May be called as often as one likes."""
         if time.monotonic() - self.looked < _LOOK_S:
             return []
-        found = [node for node in self.now() if node.id not in self.reported]
+        dead = [node for node in self.now() if node.id not in self.reported]
         self.looked = time.monotonic()
-        self.reported |= {node.id for node in found}
-        return found
+        self.reported |= {node.id for node in dead}
+        return dead
 
 
 def check_room(what: str, needs: Mapping[str, float], remedy: str, deaths: Deaths | None = None) -> None:
@@ -241,7 +241,8 @@ class Actors:
         Raises:
             InputError: The living nodes are too small for them, or other work leaves them no room in time.
         """
-        calls = [actor.__ray_call__.remote(_node) for actor in self.handles]
+        # Each says on which node it runs.
+        calls = [actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for actor in self.handles]
         self.nodes = self._whole(lambda: answers_of(calls, self._look_for_room), "run the same command again")
 
     def answers(self, calls: Sequence[Any], remedy: str, look: Look | None = None) -> list[Any]:
@@ -268,7 +269,7 @@ class Actors:
 
     def _look_for_room(self, waited_s: float) -> None:
         number = len(self.handles)
-        what, needs = f"{number} {self.title}s", {kind: number * each for kind, each in self.needs.items()}
+        what, needs = f"{number} {self.title}s", {kind: number * amount for kind, amount in self.needs.items()}
         check_room(what, needs, f"lower {self.option}", self.deaths)
         there, free = living_resources(), ray.available_resources()
         room = ", ".join(f"{free.get(kind, 0):g} of {there.get(kind, 0):g} {kind}s are free" for kind in needs)
@@ -278,9 +279,3 @@ class Actors:
             )
         if waited_s > _TELL_S >= waited_s - _LOOK_S:
             say(f"waiting for {what} to start: {room}")
-
-
-def _node(actor: Any) -> str:
-    """Runs in an actor: the id of its node."""
-    node: str = ray.get_runtime_context().get_node_id()
-    return node

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from subprocess import Popen
 from typing import Any
 
 import psutil
@@ -70,7 +69,14 @@ def watch_own(ended: threading.Event, stderr: int) -> None:
     while not ended.wait(_POLL_S):
         dead = [(name, process) for name, process in node.dead_processes() if name in _SERVERS]
         if dead and not ended.is_set():
-            line = _line(*dead[0], node.get_logs_dir_path())
+            name, server = dead[0]
+            code = server.returncode
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            how += ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
+            line = (
+                f"error: Ray's {name} died (process {server.pid}, {how}), so the run cannot go on; Ray's logs are in "
+                f"{node.get_logs_dir_path()}; the same command continues where it was"
+            )
             _end(stderr, line, [process.pid for _, process in node.live_processes()])
 
 
@@ -113,30 +119,6 @@ def kill(processes: Sequence[int]) -> None:
                     process.kill()
 
 
-def _line(name: str, process: "Popen[bytes]", logs: str) -> str:
-    code = process.returncode
-    how = f"exit code {code}"
-    if code < 0:
-        how = f"signal {signal.Signals(-code).name}"
-        if -code == signal.SIGKILL:
-            how += ", perhaps for lack of memory"
-    return (
-        f"error: Ray's {name} died (process {process.pid}, {how}), so the run cannot go on; Ray's logs are in {logs}; "
-        "the same command continues where it was"
-    )
-
-
-def in_own_words(message: str) -> str | None:
-    """The line for a message, or None if it says nothing that a user needs: the details are in Ray's logs."""
-    if dead := _DEAD.search(message):
-        return f"node {dead[2]} ({dead[1][:8]}) of the Ray cluster died"
-    if _MEMORY.search(message):
-        place = _PLACE.search(message)
-        where = f"node {place[1] or place[2]}" if place else "a node"
-        return f"{where} of the Ray cluster is short of memory: Ray ended processes on it"
-    return None
-
-
 @contextmanager
 def rays_notices_as_lines() -> Iterator[None]:
     """Within the block, print each line once on stderr, above the live display if there is one.
@@ -148,8 +130,14 @@ def rays_notices_as_lines() -> Iterator[None]:
     before, said = module.print_to_stdstream, set[str]()
 
     def tell(data: Mapping[str, Any], ignore_prefix: bool) -> None:
-        line = in_own_words("\n".join(data["lines"]))
-        if line is not None and line not in said:
+        message, line = "\n".join(data["lines"]), ""  # the rest says nothing that a user needs
+        if dead := _DEAD.search(message):
+            line = f"node {dead[2]} ({dead[1][:8]}) of the Ray cluster died"
+        elif _MEMORY.search(message):
+            place = _PLACE.search(message)
+            where = f"node {place[1] or place[2]}" if place else "a node"
+            line = f"{where} of the Ray cluster is short of memory: Ray ended processes on it"
+        if line and line not in said:
             said.add(line)
             say(line)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.cli.main import main
+from tests.command import Command
 from tests.test_structure import ROOT
 
 CLASSES = 40
@@ -28,21 +28,10 @@ def folder(path: Path, old: float, new: float, queries: int = 120) -> Path:
     return rb.write_folder(path, columns(800), columns(queries))
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str]:
-    """Exit code and standard output of a command."""
-    monkeypatch.setattr("sys.argv", ["ray-backfill", *map(str, words)])
-    capsys.readouterr()
-    try:
-        main()
-    except SystemExit as ended:
-        return int(ended.code or 0), capsys.readouterr().out
-    return 0, capsys.readouterr().out
-
-
-def checked(command: str, printed: str) -> dict[str, Any]:
+def checked(name: str, printed: str) -> dict[str, Any]:
     """The document, which must follow the schema of the command."""
     document = json.loads(printed, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    jsonschema.validate(document, json.loads((ROOT / "docs" / "schema" / f"{command}.json").read_text()))
+    jsonschema.validate(document, json.loads((ROOT / "docs" / "schema" / f"{name}.json").read_text()))
     assert isinstance(document, dict)
     return document
 
@@ -57,54 +46,40 @@ def checked(command: str, printed: str) -> dict[str, Any]:
     ],
 )
 def test_simulate(
-    old: float,
-    new: float,
-    truth: list[str],
-    code: int,
-    decision: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    old: float, new: float, truth: list[str], code: int, decision: str, tmp_path: Path, command: Command
 ) -> None:
     data = folder(tmp_path / "data", old, new)
     words = ["simulate", "--data", data, "--out", tmp_path / "out", "--methods", "rm_naive", *truth]
-    ended, printed = run(capsys, monkeypatch, *words, "--json", "--exit-code")
+    ended, printed, _ = command(*words, "--json", "--exit-code")
     document = checked("simulate", printed)
     assert (ended, document["decision"]) == (code, decision)
     assert document["verdict"] == rb.read_results(tmp_path / "out").verdict
     rows = {(row["method"], row["metric"]): row for row in document["results"]}
     summary = rb.read_results(tmp_path / "out").summary.set_index(["method", "metric"])
     assert {key: row["average"] for key, row in rows.items()} == summary.auc.to_dict()
-    ended, printed = run(capsys, monkeypatch, *words)
+    ended, printed, _ = command(*words)
     assert ended == 0, "only --exit-code sets the code"
     assert printed.lstrip().startswith(document["verdict"][:40])
 
 
 @pytest.mark.parametrize(("old", "new", "code"), [(1.6, 0.8, 0), (0.8, 1.6, 11)])
-def test_forecast(
-    old: float,
-    new: float,
-    code: int,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_forecast(old: float, new: float, code: int, tmp_path: Path, command: Command) -> None:
     data = folder(tmp_path / "data", old, new)
     rb.sample(data, 300)
     words = ["forecast", data, "--out", tmp_path / "out", "--methods", "rm_naive", "--metrics", "mAP"]
-    ended, printed = run(capsys, monkeypatch, *words, "--json", "--exit-code")
+    ended, printed, _ = command(*words, "--json", "--exit-code")
     document = checked("forecast", printed)
     assert ended == code
     assert document["known"] == 300
-    assert run(capsys, monkeypatch, *words)[0] == 0
+    assert command(*words).code == 0
 
 
-def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor(tmp_path: Path, command: Command) -> None:
     sound = folder(tmp_path / "sound", 1.6, 0.8)
-    ended, printed = run(capsys, monkeypatch, "doctor", sound, "--json", "--exit-code")
+    ended, printed, _ = command("doctor", sound, "--json", "--exit-code")
     assert (ended, checked("doctor", printed)["is_sound"]) == (0, True)
     same = np.repeat(np.random.default_rng(0).normal(size=(1, 8)), 90, 0)
     equal = rb.write_folder(tmp_path / "equal", {"old": same, "new": same})
-    ended, printed = run(capsys, monkeypatch, "doctor", equal, "--json", "--exit-code")
+    ended, printed, _ = command("doctor", equal, "--json", "--exit-code")
     assert (ended, checked("doctor", printed)["is_sound"]) == (10, False)
-    assert run(capsys, monkeypatch, "doctor", equal)[0] == 0
+    assert command("doctor", equal).code == 0

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from ray_backfill.cli.commands import samples
-from ray_backfill.cli.main import COMMANDS, group_help, main, options_of, page
+from ray_backfill.cli.main import COMMANDS, group_help, options_of, page
 from ray_backfill.compare.report.verdict import NOT_OF_DRILL
 from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import all_orders
 from ray_backfill.learn.methods import all_methods
 from ray_backfill.recipes import all_recipes
+from tests.command import Command
 
 HEAVY = "{'torch', 'ray', 'matplotlib', 'sklearn', 'pandas', 'cyclopts', 'transformers', 'faiss'}"
 # Command lines whose options differ, and what each needs to be read at all.
@@ -213,9 +214,7 @@ def test_a_drill_has_every_option_that_the_next_command_hands_on(source: list[st
     assert simulate - drill - {"--scale"} <= NOT_OF_DRILL
 
 
-def test_version_and_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["ray-backfill", "--version"])
-    main()
-    assert re.fullmatch(r"ray-backfill \d+\.\d+\.\d+\n", capsys.readouterr().out)
+def test_version_and_module(command: Command) -> None:
+    assert re.fullmatch(r"ray-backfill \d+\.\d+\.\d+\n", command("--version").out)
     same = subprocess.run([sys.executable, "-m", "ray_backfill", "--help"], capture_output=True, text=True, check=True)
     assert same.stdout.strip() == page("overview")

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.cli.main import main
 from ray_backfill.core.progress import say
+from tests.command import Command
 
 CLEAR = "\x1b[2J\x1b]0;owned\x07"  # clears the screen, and renames the window
 NAMES = [CLEAR, "a\0b", "c\x85d", "e\u202ef", "g\uffffh", "i\rj"]
@@ -49,14 +49,11 @@ class Charts(HTMLParser):
         self.found += tag == "svg"
 
 
-def test_a_run_with_such_names_ends_and_shows_nothing_harmful(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_such_names_ends_and_shows_nothing_harmful(data: Path, tmp_path: Path, command: Command) -> None:
     out = tmp_path / f"out-{FOLDER}"
-    words = ["--data", str(data), "--out", str(out), "--methods", "rm_naive", "--slices", "group", CLEAR]
-    monkeypatch.setattr("sys.argv", ["ray-backfill", "simulate", *words])
-    main()
-    said = capsys.readouterr()
+    words = ["--data", data, "--out", out, "--methods", "rm_naive", "--slices", "group", CLEAR]
+    said = command("simulate", *words)
+    assert said.code == 0
     assert not HARMFUL.search(said.out + said.err), "the terminal"
     page = (out / "results" / "report.html").read_text(encoding="utf-8")
     assert not HARMFUL.search(page), "the page"
@@ -80,29 +77,16 @@ def test_in_memory_and_in_a_notebook(data: Path, capsys: pytest.CaptureFixture[s
     results.plot()
 
 
-def test_errors_and_lines_of_progress(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_and_lines_of_progress(data: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["doctor", str(data / CLEAR)], ["simulate", "--data", str(data), "--out", CLEAR, "--orders", CLEAR],
                   ["simulate", f"--{CLEAR}"], ["simulate", "--data", str(data), "--out", NOT_UTF8],
                   ["simulate", "--data", NOT_UTF8, "--out", "x"], ["doctor", NOT_UTF8], [CLEAR]):  # fmt: skip
-        monkeypatch.setattr("sys.argv", ["ray-backfill", *words])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        assert stopped.value.code == 2
-        said = capsys.readouterr()
-        assert "error: " in said.err
-        assert not HARMFUL.search(said.out + said.err), words
+        assert not HARMFUL.search(command(*words).error), words
     say(f"{CLEAR} is kept")
     assert capsys.readouterr().err == "\\x1b[2J\\x1b]0;owned\\x07 is kept\n"
 
 
-def test_the_doctor_shows_them_and_takes_no_name_for_markup(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = data.rename(tmp_path / f"[red]{FOLDER}")
-    monkeypatch.setattr("sys.argv", ["ray-backfill", "doctor", str(data)])
-    main()
-    said = capsys.readouterr()
+def test_the_doctor_shows_them_and_takes_no_name_for_markup(data: Path, tmp_path: Path, command: Command) -> None:
+    said = command("doctor", data.rename(tmp_path / f"[red]{FOLDER}"))
     assert not HARMFUL.search(said.out + said.err)
     assert "[red]mine" in said.out.replace("\n", "")

@@ -56,7 +56,7 @@ def test_a_node_that_decodes_dies_and_the_bytes_are_the_same(tmp_path: Path) -> 
         backbone(tmp_path / name, i, 6 + 2 * i)
     (told := tmp_path / "told").mkdir()
     threads, alone = torch.get_num_threads(), tmp_path / "alone"
-    actor = embed._Embedder(embed._Job(request_for(tmp_path), str(alone), threads=1, on_gpu=False))
+    actor = embed._ImageEmbedder(embed._ImagesJob(request_for(tmp_path), str(alone), threads=1, on_gpu=False))
     for part in request_for(tmp_path).parts():
         actor._make(part)
     torch.set_num_threads(threads)

@@ -25,7 +25,7 @@ from ray_backfill.learn.training.batches import augment, own_view
 from ray_backfill.learn.training.settings import Augmentation, BackboneSettings, BackboneTraining
 from ray_backfill.recipes import EmbedSettings
 from ray_backfill.recipes.run import embed
-from ray_backfill.recipes.run.embed import EmbedRequest, Part, embed_stage
+from ray_backfill.recipes.run.embed import EmbedPart, EmbedRequest, embed_stage
 from ray_backfill.workers.settings import EmbedActors
 from tests.images.datasets._pictures import noisy_jpeg, plain, write_tree
 from tests.images.datasets._published_more import small_gldv2, small_market
@@ -156,7 +156,7 @@ def test_more_views_only_add_files(tmp_path: Path) -> None:
     for views in (1, 2):
         out, settings = tmp_path / f"e{views}", replace(IN_PARTS, views=views)
         job = job_alone(out, tmp_path, settings)
-        actor = embed._Embedder(job)
+        actor = embed._ImageEmbedder(job)
         for part in job.request.parts():
             actor._make(part)
         files[views] = {str(path.relative_to(out)): path.read_bytes() for path in out.glob("*/*")}
@@ -211,7 +211,7 @@ def test_cameras_positives_and_names_arrive(tmp_path: Path) -> None:
         source, classes = open_images(images), np.unique(open_images(images).items("train").labels_N).tolist()
         request = EmbedRequest(images, {"old": old, "new": new}, classes, TRAINING, settings)
         out = tmp_path / f"e-{source.fingerprint()['dataset']}"
-        actor = embed._Embedder(embed._Job(request, str(out), threads=1, on_gpu=False))
+        actor = embed._ImageEmbedder(embed._ImagesJob(request, str(out), threads=1, on_gpu=False))
         for part in request.parts():
             actor(asdict(part))
         folder = read_folder(out)
@@ -231,7 +231,7 @@ from pathlib import Path
 from tests.cluster.test_embed import job_alone
 from ray_backfill.recipes.run import embed
 job = job_alone(Path(sys.argv[1]), Path(sys.argv[2]))
-actor = embed._Embedder(job)
+actor = embed._ImageEmbedder(job)
 print("ready", flush=True)
 for part in job.request.parts():
     actor._make(part)
@@ -245,9 +245,9 @@ def request_alone(backbones: Path, settings: EmbedSettings = IN_PARTS) -> EmbedR
     return EmbedRequest(MANY, {name: backbones / name for name in ("old", "new")}, [0, 2], TRAINING, settings)
 
 
-def job_alone(folder: Path, backbones: Path, settings: EmbedSettings = IN_PARTS) -> embed._Job:
+def job_alone(folder: Path, backbones: Path, settings: EmbedSettings = IN_PARTS) -> embed._ImagesJob:
     """What an actor gets that embeds ``MANY``."""
-    return embed._Job(request_alone(backbones, settings), str(folder), threads=1, on_gpu=False)
+    return embed._ImagesJob(request_alone(backbones, settings), str(folder), threads=1, on_gpu=False)
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -257,7 +257,7 @@ def test_a_run_killed_at_a_random_moment_is_continued_to_the_same_bytes(tmp_path
     request = request_alone(tmp_path)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     threads = torch.get_num_threads()
-    actor = embed._Embedder(job_alone(whole, tmp_path))  # in this process, without Ray
+    actor = embed._ImageEmbedder(job_alone(whole, tmp_path))  # in this process, without Ray
     since = time.perf_counter()
     for part in request.parts():
         actor._make(part)
@@ -304,11 +304,11 @@ def test_only_listed_gallery_items_are_embedded(tmp_path: Path) -> None:
 def test_half_precision_halves_the_store_and_keeps_three_digits(tmp_path: Path) -> None:
     for i, name in enumerate(("old", "new")):
         backbone(tmp_path / name, i, 6 + 2 * i)
-    part, tables = Part("gallery", 0, 0, 20), {}
+    part, tables = EmbedPart("gallery", 0, 0, 20), {}
     threads = torch.get_num_threads()
     for dtype in ("float32", "float16"):
         job = job_alone(tmp_path / dtype, tmp_path, replace(SETTINGS, dtype=dtype))
-        embed._Embedder(job)._make(part)
+        embed._ImageEmbedder(job)._make(part)
         tables[dtype] = read_table(part.paths(tmp_path / dtype)[0])
     torch.set_num_threads(threads)
     assert tables["float16"].old.dtype == tables["float16"].new.dtype == np.float16

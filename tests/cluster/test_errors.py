@@ -10,6 +10,7 @@ from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 from ray_backfill.cli import run_job
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import NotThereError
+from tests.command import ended_by
 
 FOUND = InputError("cannot open s3://bucket: check its name")
 
@@ -27,13 +28,7 @@ def of_ray_train() -> Exception:
 def test_input_errors_are_one_line_wherever_they_come_from(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def main() -> None:
-        raise error
-
-    with pytest.raises(SystemExit) as stopped:
-        run_job(main)
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == f"error: {FOUND}\n"
+    assert ended_by(error, capsys).error == str(FOUND)
 
 
 def test_other_errors_keep_their_traceback() -> None:
@@ -52,11 +47,4 @@ def test_a_folder_that_is_not_the_data_set_is_one_line_also_from_an_actor(capsys
     again = pickle.loads(pickle.dumps(found))
     assert str(again) == str(found)
     for error in (found, RayTaskError("f", "a wall of text", again).as_instanceof_cause()):
-
-        def main(error: Exception = error) -> None:
-            raise error
-
-        with pytest.raises(SystemExit) as stopped:
-            run_job(main)
-        assert stopped.value.code == 2
-        assert capsys.readouterr().err == f"error: {found}\n"
+        assert ended_by(error, capsys).error == str(found)

@@ -104,10 +104,7 @@ run_job(main)
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("victim", "said"),
-    [
-        ("gcs_server", "head of the Ray cluster"),
-        pytest.param("raylet", "Ray of this node", marks=pytest.mark.heavy),
-    ],
+    [("gcs_server", "head of the Ray cluster"), pytest.param("raylet", "Ray of this node", marks=pytest.mark.heavy)],
 )
 def test_servers_of_a_cluster_that_die_end_the_command(tmp_path: Path, victim: str, said: str) -> None:
     with running_head(tmp_path, 1, has_dashboard=False) as head:

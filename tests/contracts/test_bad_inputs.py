@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.cli.main import main
 from tests.bad_folder import SPLITS, write_split
+from tests.command import Command
 from tests.test_bad_input import CODES
 
 RNG = np.random.default_rng(0)
@@ -240,30 +240,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
-@pytest.mark.parametrize(("name", "make", "command", "says"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(("name", "make", "words", "says"), CASES, ids=[case[0] for case in CASES])
 def test_a_bad_file_is_one_line_or_handled(
-    name: str, make: Callable[[Path], object], command: str, says: str, made: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    name: str, make: Callable[[Path], object], words: str, says: str, made: Path, tmp_path: Path, command: Command
+) -> None:
     for path in made.iterdir():
         (tmp_path / path.name).symlink_to(path)
     make(tmp_path / name)
     before = sorted(tmp_path.rglob("*"))
-    monkeypatch.setattr("sys.argv", ["ray-backfill", *shlex.split((command + name).format(t=tmp_path))])
+    ended = command(*shlex.split((words + name).format(t=tmp_path)))
     if not says:
-        main()
+        assert ended.code == 0, ended
         assert (tmp_path / "out").is_dir()
         return
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    said = capsys.readouterr()
-    assert stopped.value.code == 2
-    lines = said.err.splitlines()
-    assert len(lines) == 1, said.err
-    assert lines[0].startswith("error: ")
-    assert says in lines[0]
-    assert not CODES.search(lines[0].replace(str(tmp_path), "")), lines[0]
-    assert said.out == ""
+    assert says in ended.error
+    assert not CODES.search(ended.error.replace(str(tmp_path), "")), ended.error
     assert sorted(tmp_path.rglob("*")) == before, "nothing is half written"
 
 

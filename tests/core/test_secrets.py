@@ -21,13 +21,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.cli.main import main
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.run_lock import LOCK
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.secrets import cleaned, learn, needs_encoding, without_secrets
 from ray_backfill.core.stages import begin_stage, look_at_stage, read_json, write_json
 from ray_backfill.data.sources import files, open_source
+from tests.command import Command
 from tests.data.sources.stores import postgres
 
 # Every secret below is made of these.
@@ -200,9 +200,9 @@ COMMANDS = {
 }
 
 
-def typed(command: str, arguments: str, **words: Any) -> list[str]:
-    """The words of a command line; a word that is put in may hold spaces."""
-    return ["ray-backfill", command, *(word.format(**words) for word in arguments.split())]
+def typed(name: str, arguments: str, **words: Any) -> list[str]:
+    """The words of a command line after the program; a word that is put in may hold spaces."""
+    return [name, *(word.format(**words) for word in arguments.split())]
 
 
 @pytest.fixture(scope="module")
@@ -222,20 +222,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_failures_show_none(
-    command: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for number, form in enumerate(FORMS):
-        words = typed(command, COMMANDS[command], data=data, out=tmp_path / f"out{number}", secret=form.address)
-        monkeypatch.setattr("sys.argv", words)
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        shown = capsys.readouterr()
-        assert stopped.value.code == 2, shown
-        assert shown.err.startswith("error: "), shown.err
-        assert_clean(shown.out + shown.err)
+        ended = command(*typed(name, COMMANDS[name], data=data, out=tmp_path / f"out{number}", secret=form.address))
+        assert ended.code == 2, ended
+        assert ended.err.splitlines()[-1].startswith("error: "), ended.err
+        assert_clean(ended.shown)
     assert_clean(tmp_path)
 
 
@@ -291,18 +287,8 @@ def test_messages_name_a_source_without_its_secret(bucket: Path) -> None:
     assert open_source(f"{BUCKET}/clicks.parquet").name == "s3://bucket/clicks.parquet"
 
 
-def run(words: list[str], monkeypatch: pytest.MonkeyPatch, code: int = 0) -> None:
-    monkeypatch.setattr("sys.argv", words)
-    try:
-        main()
-        ended = 0
-    except SystemExit as stopped:
-        ended = int(str(stopped.code))
-    assert ended == code
-
-
 def test_success_leaves_none(
-    bucket: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bucket: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -318,11 +304,10 @@ def test_success_leaves_none(
         "sample mine --budget 40",
         "forecast mine --out run --methods rm_naive --metrics mAP --new {bucket}/data/gallery.parquet",
     ):
-        words = typed(*line.split(" ", 1), bucket=BUCKET)
-        run(words, monkeypatch)
-        shown = capsys.readouterr()
-        assert shown.out, line
-        assert_clean(shown.out + shown.err)
+        ended = command(*typed(*line.split(" ", 1), bucket=BUCKET))
+        assert ended.code == 0, ended
+        assert ended.out, line
+        assert_clean(ended.shown)
     for page in ("run/results/report.html", "run/results/manifest.json", "mine/gallery.parquet/_manifest.json"):
         assert "s3://bucket/" in Path(page).read_text(), page
     assert_clean(tmp_path)
@@ -331,7 +316,7 @@ def test_success_leaves_none(
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["{user}:Hunter77@", "?password="])
 def test_a_database_with_a_password_leaves_none(
-    how: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    how: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     import shutil
 
@@ -349,10 +334,10 @@ def test_a_database_with_a_password_leaves_none(
         secret = plain.replace("postgres@", "postgres:Hunter77@") if "@" in how else f"{plain}&password=Hunter77"
         secret += "#clicks"
         shutil.copytree(data, "mine")
-        run(typed("simulate", "--data mine --out run --methods rm_naive --truth clicks {s}", s=secret), monkeypatch)
-        run(typed("import", "--out other --gallery {s} --id item --old query", s=secret), monkeypatch, 2)  # no vectors
-        shown = capsys.readouterr()
-        assert_clean(shown.out + shown.err)
+        run = command(*typed("simulate", "--data mine --out run --methods rm_naive --truth clicks {s}", s=secret))
+        without_vectors = command(*typed("import", "--out other --gallery {s} --id item --old query", s=secret))
+        assert (run.code, without_vectors.code) == (0, 2)
+        assert_clean(run.shown + without_vectors.shown)
         assert plain in Path("run/results/manifest.json").read_text()
     assert_clean(tmp_path)
 
@@ -360,7 +345,7 @@ def test_a_database_with_a_password_leaves_none(
 def child(
     how: str, bucket: Path, words: list[str], cwd: Path, more: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[str]":
-    program = [sys.executable, "-c", WITH_BUCKET, str(bucket), how, *words[1:]]
+    program = [sys.executable, "-c", WITH_BUCKET, str(bucket), how, *words]
     environment = os.environ | {"TMPDIR": str(cwd), "PYTHONPATH": str(Path(rb.__file__).parents[1])}
     if more:
         environment = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"} | dict(more)
@@ -379,13 +364,12 @@ def child(
     ],
 )
 def test_a_killed_run_shows_and_leaves_none(
-    line: str, bucket: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    line: str, bucket: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
     monkeypatch.chdir(tmp_path)
     sample = data.parent / "sample.parquet"
     if "forecast" in line and not sample.exists():
-        run(typed("sample", "{data} --budget 40 --out {out}", data=data, out=sample), monkeypatch)
+        assert command(*typed("sample", "{data} --budget 40 --out {out}", data=data, out=sample)).code == 0
     words = typed(*line.split(" ", 1), data=data, bucket=BUCKET)
     with child("hangs", bucket, words, tmp_path) as running:
         try:
@@ -398,8 +382,7 @@ def test_a_killed_run_shows_and_leaves_none(
                 assert_clean(" ".join(each.cmdline()))
             lock = tmp_path / "out" / LOCK
             assert lock.stat().st_mode & 0o777 == 0o600
-            run(words, monkeypatch, 2)
-            said = capsys.readouterr().err
+            said = command(*words).error
             assert f"is in use by process {running.pid}" in said
             assert "bucket/" in said
             assert_clean(said)
@@ -426,12 +409,8 @@ def test_the_traceback_of_a_bug_shows_none(bucket: Path, tmp_path: Path) -> None
 @pytest.mark.cluster
 def test_ray_is_told_none(bucket: Path, data: Path, tmp_path: Path) -> None:
     """Neither in the arguments of a process nor in what Ray records and logs, which its dashboard shows."""
-    words = typed(
-        "simulate",
-        "--data {data} --out out --shards 2 --methods rm_naive --truth clicks {bucket}/clicks.parquet",
-        data=data,
-        bucket=BUCKET,
-    )
+    line = "--data {data} --out out --shards 2 --methods rm_naive --truth clicks {bucket}/clicks.parquet"
+    words = typed("simulate", line, data=data, bucket=BUCKET)
     before = {process.pid for process in psutil.process_iter()}
     with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as ray_folder:  # the paths of its sockets must be short
         shown = set[str]()

@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 import ray_backfill as rb
-from ray_backfill.cli.main import main
 from ray_backfill.compare.diagnose import diagnose
 from ray_backfill.core.errors import InputError
 from ray_backfill.data import alignment
 from ray_backfill.data.alignment import check_alignment, misaligned
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
+from tests.command import Command
 
 Columns = dict[str, Any]
 CLASSES = 40
@@ -52,25 +52,11 @@ def said(old: NDArray[Any], new: NDArray[Any]) -> str:
     return "; ".join(f"{where}: {what}" for where, what in misaligned(table(old, new)))
 
 
-def run(*words: object) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["ray-backfill", *map(str, words)])
-        try:
-            main()
-        except SystemExit as stopped:
-            return int(stopped.code or 0)
-    return 0
-
-
 @pytest.mark.parametrize("split", ["gallery", "queries", "train"])
-def test_a_split_in_another_order_stops_every_command(
-    split: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_split_in_another_order_stops_every_command(split: str, tmp_path: Path, command: Command) -> None:
     data = folder(tmp_path / "data", **{split: permuted})
     for words in (("simulate", "--methods", "rm_naive"), ("fit", "--methods", "ridge_gallery")):
-        assert run(words[0], "--data", data, "--out", tmp_path / "out", *words[1:]) == 2
-        error = capsys.readouterr().err.strip()
-        assert len(error.splitlines()) == 1
+        error = command(words[0], "--data", data, "--out", tmp_path / "out", *words[1:]).error
         assert f"{split}.parquet: old and new agree no better than chance on which items are similar" in error
         assert "same row order?" in error
     found = diagnose(data)
@@ -79,11 +65,12 @@ def test_a_split_in_another_order_stops_every_command(
     assert not found.methods
 
 
-def test_rows_that_belong_together_pass(tmp_path: Path) -> None:
+def test_rows_that_belong_together_pass(tmp_path: Path, command: Command) -> None:
     data = folder(tmp_path / "data")
     check_alignment(rb.read_folder(data))
     assert diagnose(data).is_sound
-    assert run("simulate", "--data", data, "--out", tmp_path / "out", "--methods", "rm_naive", "--points", 3) == 0
+    words = ("--data", data, "--out", tmp_path / "out", "--methods", "rm_naive", "--points", 3)
+    assert command("simulate", *words).code == 0
 
 
 def test_arrays_in_another_order_stop_the_python_interface() -> None:

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 import ray_backfill as rb
-from ray_backfill.cli.main import main
 from ray_backfill.data.cleaning import cleaned
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.write import vector_column
+from tests.command import Command
 
 N = 60
 
@@ -56,17 +56,10 @@ def test_broken_rows_are_left_out_and_listed(data: Path, tmp_path: Path) -> None
     assert cleaned(data, tmp_path / "cleaned", overwrite=False) == copy, "the same again"
 
 
-def test_the_command_goes_on_without_them(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["ray-backfill", "simulate", "--data", str(data), "--out", str(tmp_path / "run"), "--methods", "rm_naive"]
-    monkeypatch.setattr("sys.argv", command)
-    with pytest.raises(SystemExit) as refused:
-        main()
-    assert refused.value.code == 2
-    assert "NaN or infinite" in capsys.readouterr().err
-    monkeypatch.setattr("sys.argv", [*command, "--drop-broken"])
-    main()
+def test_the_command_goes_on_without_them(data: Path, tmp_path: Path, command: Command) -> None:
+    words = ["simulate", "--data", data, "--out", tmp_path / "run", "--methods", "rm_naive"]
+    assert "NaN or infinite" in command(*words).error
+    assert command(*words, "--drop-broken").code == 0
     found = rb.read_results(tmp_path / "run")
     assert found.manifest.data["gallery_items"] == N - 2
     # Query 1 asked for a broken item alone.

@@ -1,6 +1,5 @@
 """What is wrong with a folder is found, and what is right is left alone."""
 
-import contextlib
 import json
 import shlex
 from collections.abc import Callable
@@ -13,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.cli.main import main
 from ray_backfill.compare.diagnose import diagnose
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.write import vector_column
+from tests.bad_folder import all_of
+from tests.command import Command
 
 Columns = dict[str, Any]
 
@@ -63,8 +63,8 @@ def test_few_train_items_per_dimension_are_told(tmp_path: Path) -> None:
 def put(split: int, column: str, rows: slice, value: object) -> Callable[[Columns, Columns], object]:
     """A change of some rows of the gallery (0) or the queries (1)."""
 
-    def change(*both: Columns) -> None:
-        both[split][column][rows] = value
+    def change(*splits: Columns) -> None:
+        splits[split][column][rows] = value
 
     return change
 
@@ -160,14 +160,10 @@ def test_the_log_is_examined_as_well(tmp_path: Path) -> None:
     assert [(each.where, each.level) for each in diagnose(data).findings] == [("log.old", "error")]
 
 
-def test_without_labels_the_next_step_is_one_that_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_labels_the_next_step_is_one_that_works(tmp_path: Path, command: Command) -> None:
     data = folder(tmp_path / "data", lambda gallery, queries: gallery.pop("label"))
     assert diagnose(data).is_sound
-    monkeypatch.setattr("sys.argv", ["ray-backfill", "doctor", str(data)])
-    main()
-    assert "--judge judgements.csv" in " ".join(capsys.readouterr().out.split())
+    assert "--judge judgements.csv" in " ".join(command("doctor", data).out.split())
 
 
 def zeros(split: str, model: str, count: int = 38) -> Callable[[Path], None]:
@@ -188,14 +184,6 @@ def without_labels(data: Path) -> None:
         pq.write_table(pq.read_table(path).drop_columns("label"), path)
 
 
-def both(*changes: Callable[[Path], None]) -> Callable[[Path], None]:
-    def change_all(data: Path) -> None:
-        for change in changes:
-            change(data)
-
-    return change_all
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -205,61 +193,40 @@ def both(*changes: Callable[[Path], None]) -> Callable[[Path], None]:
         zeros("queries", "new", 3),
         zeros("train", "old"),
         without_labels,
-        both(without_labels, zeros("gallery", "new"), zeros("queries", "old", 3)),
+        all_of(without_labels, zeros("gallery", "new"), zeros("queries", "old", 3)),
         lambda data: (data / "queries.parquet").unlink(),
-        both(lambda data: (data / "queries.parquet").unlink(), zeros("gallery", "new")),
+        all_of(lambda data: (data / "queries.parquet").unlink(), zeros("gallery", "new")),
         lambda data: (data / "train.parquet").unlink(),
     ],
 )
 def test_the_command_that_it_advises_runs(
-    change: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    change: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     data = tmp_path / "my data"
     rb.write_folder(data, *(columns(rows, seed) for rows, seed in ((600, 1), (60, 2), (300, 3))))
     change(data)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["ray-backfill", "doctor", str(data)])
-    with contextlib.suppress(SystemExit):
-        main()
-    (advice,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next"))
-    words = shlex.split(advice.partition(": ")[2])
+    (advice,) = (line for line in command("doctor", data).out.splitlines() if line.startswith("Next"))
+    program, *words = shlex.split(advice.partition(": ")[2])
+    assert program == "ray-backfill"
     assert ("--drop-broken" in words) == advice.startswith("Next, without the zero vectors: ")
-    monkeypatch.setattr("sys.argv", [*words, "--points", "2", "--methods", "rm_naive", "relaxed_gallery"])
-    main()
+    assert command(*words, "--points", 2, "--methods", "rm_naive", "relaxed_gallery").code == 0
     made = "judgements.csv" if "--judge" in words else "runs/my data/results/report.html"
     assert ("--judge" in words) == ("label" not in pq.read_schema(data / "gallery.parquet").names)
     assert (tmp_path / made).exists()
 
 
 def test_one_model_under_both_names_is_found(tmp_path: Path) -> None:
-    def same(gallery: Columns, queries: Columns) -> None:
-        gallery["new"] = gallery["old"]
-        queries["new"] = queries["old"]
-
-    data = tmp_path / "data"
-    gallery, queries = columns(600, 1), columns(60, 2)
-    same(gallery, queries)
-    rb.write_folder(data, gallery, queries)
-    found = [(each.level, each.where) for each in diagnose(data).findings if "the same vectors" in each.what]
+    splits = [columns(rows, seed) for rows, seed in ((600, 1), (60, 2))]
+    rb.write_folder(tmp_path / "data", *(split | {"new": split["old"]} for split in splits))
+    findings = diagnose(tmp_path / "data").findings
+    found = [(finding.level, finding.where) for finding in findings if "the same vectors" in finding.what]
     assert found == [("warning", "gallery"), ("warning", "queries")]
 
 
-def test_the_command_prints_json_and_says_by_its_code_whether_all_is_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_json_and_says_by_its_code_whether_all_is_well(tmp_path: Path, command: Command) -> None:
     sound, broken = folder(tmp_path / "sound"), folder(tmp_path / "broken", put(0, "old", slice(0, 1), 0))
     for data, code in ((sound, 0), (broken, 10)):
-        monkeypatch.setattr("sys.argv", ["ray-backfill", "doctor", str(data), "--json", "--exit-code"])
-        if code:
-            with pytest.raises(SystemExit) as stopped:
-                main()
-            assert stopped.value.code == code
-        else:
-            main()
-        said = json.loads(capsys.readouterr().out)
-        assert said["is_sound"] == (code == 0)
-    monkeypatch.setattr("sys.argv", ["ray-backfill", "doctor", str(tmp_path / "nothing")])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    assert "is not a folder" in capsys.readouterr().err
+        ended = command("doctor", data, "--json", "--exit-code")
+        assert (ended.code, json.loads(ended.out)["is_sound"]) == (code, code == 0)
+    assert "is not a folder" in command("doctor", tmp_path / "nothing").error

@@ -91,31 +91,6 @@ def test_a_bad_row_is_named_by_its_place_in_the_file(tmp_path: Path, monkeypatch
         read_table(path)
 
 
-def test_parts_that_do_not_agree_are_named(tmp_path: Path) -> None:
-    folder = tmp_path / "gallery.parquet"
-    write_parquet(folder / "part-0.parquet", pa.table(columns(2, first_id=0)))
-    write_parquet(folder / "part-1.parquet", pa.table(columns(2, first_id=2) | {"label": ["a", "b"]}))
-    with pytest.raises(
-        InputError, match=r"column 'label' holds text in .*part-1.parquet, but numbers in .*part-0.parquet; use one"
-    ):
-        read_table(folder)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"old": pa.array([[1e39, 0.0]] * 4, pa.list_(pa.float64()))},
-            "NaN or infinite values in row 0, 1, 2 and 1 more",
-        ),
-        ({"id": pa.array([1 << 63] * 4, pa.uint64())}, "an integer needs more than 64 bits; use text"),
-    ],
-)
-def test_numbers_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        read_table(write(tmp_path / "g.parquet", **change))
-
-
 def test_a_full_temporary_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray_backfill.core.memory.MAPPED_BYTES", 0)
     with Path("/dev/full").open("wb", buffering=0) as full:
@@ -137,26 +112,11 @@ NAN_ROW = np.array([[1, 2], [3, np.nan], [4, 5], [np.inf, 1]], np.float32)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"old": None}, r"g\.parquet has no column 'old'; it has: id, new, label"),
-        ({"id": [1, 2, 2, 1]}, r"column 'id': duplicate ids 1, 2; drop them"),
-        ({"id": pa.array([1, None, 2, 3])}, r"column 'id': missing value in row 1; fill or drop"),
-        ({"id": [0.5, 1.5, 2.5, 3.5]}, r"column 'id' must hold integers or text, not fractions; convert it"),
+        ({"old": pa.array([[1e39, 0.0]] * 4, pa.list_(pa.float64()))}, "infinite values in row 0, 1, 2 and 1 more"),
         ({"new": vector_column(NAN_ROW)}, r"column 'new': NaN or infinite values in row 1, 3"),
-        (
-            {"new": pa.array([[1.0, 2.0], [1.0], [1.0, 2.0], []])},
-            r"different lengths, 2 in row 0 but 1 in row 1, 3; ",
-        ),
+        ({"new": pa.array([[1.0, 2.0], [1.0], [1.0, 2.0], []])}, r"different lengths, 2 in row 0 but 1 in row 1, 3; "),
         ({"new": pa.array([[1.0], None, [1.0], [1.0]])}, r"column 'new': missing value in row 1"),
-        ({"new": pa.array([[1, 2]] * 4)}, r"must hold lists of numbers \(float16 or float32\), not lists of integers"),
-        ({"new": pa.array(["a"] * 4)}, r"must hold lists of numbers \(float16 or float32\), not text"),
-        ({"camera": [0.5, 1, 1, 1]}, r"column 'camera' must hold integers or text, not fractions"),
-        ({"label": pa.array([True, False] * 2)}, r"must hold integers or text, not true/false values; convert it"),
-        ({"label": pa.array([[1], [2], [3], [4]])}, r"must hold integers or text, not lists of integers"),
-        ({"old_score": ["high", "low", "low", "low"]}, r"column 'old_score' must hold numbers, not text"),
-        ({"old_score": pa.array([[0.5]] * 4)}, r"column 'old_score' must hold numbers, not lists of fractions"),
-        ({"positives": [[1], [2, None], [], [3]]}, r"column 'positives': missing id in row 1"),
         ({"ignored": [1, 2, 3, 4]}, r"column 'ignored' must hold lists of ids, not integers"),
-        ({"label": pa.array([1, 2, None, 3])}, r"column 'label': missing value in row 2"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -165,22 +125,6 @@ def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], message
         read_table(path)
     assert "g.parquet" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_files_that_are_missing_damaged_or_do_not_fit_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not a folder"):
-        read_folder(tmp_path / "nowhere")
-    with pytest.raises(InputError, match=r"gallery\.parquet is missing"):
-        read_folder(tmp_path)
-    path = write(tmp_path / "gallery.parquet")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InputError, match="cannot be read as Parquet"):
-        read_folder(tmp_path)
-    path.write_bytes(whole)
-    write(tmp_path / "queries.parquet", old=vector_column(np.ones((4, 5), np.float32)))
-    with pytest.raises(InputError, match=r"'old' has 5 dimensions in .*queries\.parquet and 3 in .*gallery\.parquet"):
-        read_folder(tmp_path)
 
 
 FULL = columns() | {
@@ -229,10 +173,7 @@ def test_grades_and_weights_are_those_of_the_queries(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"weight": [1, 0, 1, -2]},
-            r"queries\.parquet, column 'weight': 0 in row 1, 3; it must hold finite numbers",
-        ),
+        ({"weight": [1, 0, 1, -2]}, r"queries\.parquet, column 'weight': 0 in row 1, 3; it must hold finite numbers"),
         ({"weight": [1, 1, np.inf, 1]}, "column 'weight': inf in row 2"),
         ({"weight": [1, 1, np.nan, 1]}, "column 'weight': nan in row 2"),
         ({"weight": [1, 1, None, 1]}, "column 'weight': missing value in row 2"),
@@ -296,9 +237,6 @@ def test_the_folder_may_hold_the_new_models_classifier(tmp_path: Path) -> None:
     assert classifier.label.tolist() == ["cat", "dog"]
     np.testing.assert_array_equal(classifier.weight, weight)
     assert classifier.bias.tolist() == [0.5, -1.0]
-    write_parquet(tmp_path / "classifier.parquet", pa.table(columns | {"label": ["cat", "cat"]}))
-    with pytest.raises(InputError, match="give one row for each class"):
-        read_folder(tmp_path)
 
 
 def test_large_arrays_are_mapped_and_a_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.judging import DEPTH, MOST, draw, read_sheet, write_sheet
 from ray_backfill.data.truth import filter_of, find_truth
-from tests.cli.test_for_programs import run
+from tests.command import Command
 
 CLASSES, N, Q = 20, 300, 90
 
@@ -217,22 +217,20 @@ def test_models_that_find_the_same_leave_nothing_to_judge(tmp_path: Path) -> Non
     ],
 )
 def test_judgements_decide(
-    old: float, new: float, code: int, begins: str, then: str, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    old: float, new: float, code: int, begins: str, then: str, tmp_path: Path, command: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """From the command that advises to judge, by the commands that it prints, to the verdict."""
     data, sheet = write(tmp_path / "data", old, new, 200, 0.7), tmp_path / "judgements.csv"
     monkeypatch.chdir(tmp_path)
     words = ["simulate", "--data", data, "--out", "out", "--methods", "rm_naive", "--points", "3"]
-    ended, printed = run(capsys, monkeypatch, *words, "--json", "--exit-code")
+    ended, printed, _ = command(*words, "--json", "--exit-code")
     unjudged = json.loads(printed)
     assert ended == 10
-    assert unjudged["verdict"].startswith(
-        "Judge 50 queries first (simulate --judge FILE, an hour’s work): nothing here "
-    )
+    assert unjudged["verdict"].startswith("Judge 50 queries first (simulate --judge FILE, an hour’s work): nothing")
     assert "If you upgrade, " in unjudged["verdict"]
     assert unjudged["next"].endswith(" --judge judgements.csv")
-    ended, printed = run(capsys, monkeypatch, *words, "--judge", "judgements.csv")
+    ended, printed, _ = command(*words, "--judge", "judgements.csv")
     assert "Judge the first 50 queries" in printed
     last = printed.strip().splitlines()[-1]
     assert last == f"then: ray-backfill simulate --data {data} --out out --methods rm_naive --points 3 " + (
@@ -240,10 +238,10 @@ def test_judgements_decide(
     )
     save(sheet, filled(rows_of(sheet), 50))
     judged = sheet.read_text(encoding="utf-8")
-    assert run(capsys, monkeypatch, *words, "--judge", "judgements.csv")[0] == 2
+    assert command(*words, "--judge", "judgements.csv").code == 2
     assert sheet.read_text(encoding="utf-8") == judged, "what was judged is never overwritten"
     words += ["--truth", "judged", "judgements.csv", "--overwrite"]
-    ended, printed = run(capsys, monkeypatch, *words, "--json", "--exit-code")
+    ended, printed, _ = command(*words, "--json", "--exit-code")
     assert ended == code
     said = json.loads(printed)["verdict"]
     assert said.startswith(begins)
@@ -273,7 +271,7 @@ def test_a_query_finds_its_own_part_and_not_itself(own: bool, tmp_path: Path) ->
 
 
 def test_arrays_are_judged_by_their_row_numbers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng, label = np.random.default_rng(0), np.arange(300) % 20
     centre = rng.normal(size=(20, 8))
@@ -282,10 +280,10 @@ def test_arrays_are_judged_by_their_row_numbers(
     monkeypatch.chdir(tmp_path)
     words = ["simulate", "--old-gallery", "old.npy", "--new-gallery", "new.npy", "--out", "out", "--points", "3"]
     words += ["--methods", "rm_naive"]
-    assert run(capsys, monkeypatch, *words, "--judge", "j.csv")[0] == 0
+    assert command(*words, "--judge", "j.csv").code == 0
     head, *rows = rows_of(tmp_path / "j.csv")
     judged = [[*row[:4], str(int(label[int(row[0])] == label[int(row[2])]))] for row in rows]
     save(tmp_path / "j.csv", [head, *judged], ";")
-    ended, printed = run(capsys, monkeypatch, *words, "--truth", "judged", "j.csv", "--exit-code", "--json")
+    ended, printed, _ = command(*words, "--truth", "judged", "j.csv", "--exit-code", "--json")
     assert ended == 0
     assert json.loads(printed)["verdict"].startswith("The new model is better by 100 judged queries")

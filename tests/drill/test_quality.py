@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.drill import results
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD
-from ray_backfill.drill.results import (
-    depth,
-    exact_answers,
-    exact_quality,
-    live_quality,
-    only_alive,
-    recall,
-    stable_mean,
-)
 from ray_backfill.engine.merges import RAW, Merge, fit_merge
 from ray_backfill.engine.metrics import metric_forms
 from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair
@@ -90,11 +82,11 @@ def test_exact_and_live_quality_are_those_of_a_full_sort(world: Any, is_mapped: 
     truth = GroundTruth.from_positives(positives, ignored, n_gallery=len(state))
     ranked = rankings(pair, state, merge)
     expected = {metric: by_loop(metric, ranked, positives, ignored, state) for metric in METRICS}
-    np.testing.assert_equal(exact_quality(pair, truth, state, METRICS, "cosine", merge), expected)
+    np.testing.assert_equal(results.exact_quality(pair, truth, state, METRICS, "cosine", merge), expected)
     sides = Sides(all_methods()["rm_naive"], None, merge, "cosine", {"old": 2, "new": 3})
     for metrics in (METRICS, ("mAP@3",), ("CMC@1",)):
-        answers = exact_answers(sides, pair, state, depth(metrics, truth))
-        live = live_quality(answers, only_alive(truth, state), metrics)
+        answers = results.exact_answers(sides, pair, state, results.depth(metrics, truth))
+        live = results.live_quality(answers, results.only_alive(truth, state), metrics)
         np.testing.assert_equal(live, {metric: expected[metric] for metric in metrics})
 
 
@@ -107,10 +99,10 @@ def test_live_quality_is_exact_for_every_metric_with_grades_and_weights(world: A
     grades = [rng.integers(1, 4, len(row)).astype(np.float64) for row in positives]
     weights = (rng.integers(1, 4, len(positives)) if is_weighted else np.ones(len(positives))).astype(np.float64)
     truth = GroundTruth.from_positives(positives, ignored, n_gallery=len(state), grades=grades).with_weights(weights)
-    exact = exact_quality(pair, truth, state, metrics, "cosine", RAW)
+    exact = results.exact_quality(pair, truth, state, metrics, "cosine", RAW)
     sides = Sides(all_methods()["rm_naive"], None, RAW, "cosine", {"old": 2, "new": 3})
-    answers = exact_answers(sides, pair, state, depth(metrics, truth))
-    np.testing.assert_equal(live_quality(answers, only_alive(truth, state), metrics), exact)
+    answers = results.exact_answers(sides, pair, state, results.depth(metrics, truth))
+    np.testing.assert_equal(results.live_quality(answers, results.only_alive(truth, state), metrics), exact)
     gains = np.zeros((len(positives), len(state)))
     for row, items, own in zip(gains, positives, grades, strict=True):
         row[items] = own
@@ -134,52 +126,52 @@ def test_exact_answers_are_those_of_a_full_sort(is_mapped: bool) -> None:
         ranked = rankings(pair, state, merge)
         for k in (1, 7, 40):
             expected = [(items + [-1] * k)[:k] for items in ranked]
-            np.testing.assert_array_equal(exact_answers(sides, pair, state, k), expected)
+            np.testing.assert_array_equal(results.exact_answers(sides, pair, state, k), expected)
 
 
 def test_without_living_positives_there_is_no_quality() -> None:
     pair = random_pair(np.random.default_rng(0), 2, 4)
     truth = GroundTruth.from_positives([[0], [0, 1]], n_gallery=4)
     for state in ([NOWHERE, NOWHERE, OLD, NEW], [NOWHERE] * 4):
-        values = exact_quality(pair, truth, np.array(state, np.uint8), ("mAP@2", "CMC@1"), "cosine", RAW)
+        values = results.exact_quality(pair, truth, np.array(state, np.uint8), ("mAP@2", "CMC@1"), "cosine", RAW)
         assert list(values) == ["mAP@2", "CMC@1"]
         assert all(math.isnan(value) for value in values.values())
     nothing = GroundTruth.from_positives([[], []], n_gallery=4)
-    assert math.isnan(live_quality(np.zeros((2, 3), np.int64), nothing, ["mAP@2"])["mAP@2"])
+    assert math.isnan(results.live_quality(np.zeros((2, 3), np.int64), nothing, ["mAP@2"])["mAP@2"])
 
 
 def test_live_quality_by_hand() -> None:
     """Query 0: item 7 is ignored, so positives 2 and 5 have ranks 1 and 3. Query 1 finds none; query 2 has none."""
     truth = GroundTruth.from_positives([[2, 5, 6], [0], []], [[7], [3], [1]], n_gallery=8)
     answers = np.array([[7, 2, 1, 5, 3], [3, 4, 5, -1, -1], [1, 2, 3, 4, 5]])
-    values = live_quality(answers, truth, ["mAP@2", "mAP@4", "CMC@1"])
+    values = results.live_quality(answers, truth, ["mAP@2", "mAP@4", "CMC@1"])
     assert values == {"mAP@2": (1 / 2) / 2, "mAP@4": ((1 + 2 / 3) / 3) / 2, "CMC@1": 0.5}
 
 
 def test_deleted_items_are_neither_right_nor_ignored() -> None:
     truth = GroundTruth.from_positives([[0, 1, 2], [4], [3]], [[3, 5], [], [0, 1]], n_gallery=6)
     state = np.array([OLD, NEW, NOWHERE, NOWHERE, NOWHERE, OLD], np.uint8)
-    there = only_alive(truth, state)
+    there = results.only_alive(truth, state)
     assert [there.positives_of(q).tolist() for q in range(3)] == [[0, 1], [], []]
     assert [there.ignored_of(q).tolist() for q in range(3)] == [[5], [], [0, 1]]
     assert there.n_gallery == 6
     assert there.skipped.tolist() == [1, 2]
     answers = np.array([[5, 0, 1], [0, 1, 5], [0, 1, 5]])
-    assert live_quality(answers, there, ["mAP@3"]) == {"mAP@3": 1.0}, "2 of 2: the third is gone"
+    assert results.live_quality(answers, there, ["mAP@3"]) == {"mAP@3": 1.0}, "2 of 2: the third is gone"
 
 
 def test_answers_are_deep_enough_for_what_does_not_count() -> None:
     truth = GroundTruth.from_positives([[0], [1], [2]], [[1, 2], [], [3, 4, 5]], n_gallery=6)
-    assert depth(["CMC@1", "mAP@5", "CMC@4"], truth) == 5 + 3
+    assert results.depth(["CMC@1", "mAP@5", "CMC@4"], truth) == 5 + 3
     with pytest.raises(InputError, match="metrics with a cutoff"):
-        depth(["mAP@5", "mAP"], truth)
+        results.depth(["mAP@5", "mAP"], truth)
 
 
 def test_the_mean_is_correctly_rounded() -> None:
-    assert stable_mean(np.array([1e16, 1.0, -1e16])) == 1 / 3
-    assert stable_mean(np.full(10, 0.1)) == 0.1
-    assert stable_mean(np.array([1e16, 1.0, -1e16]), np.array([0.5, 1.0, 0.5])) == 1 / 2
-    assert math.isnan(stable_mean(np.empty(0)))
+    assert results.stable_mean(np.array([1e16, 1.0, -1e16])) == 1 / 3
+    assert results.stable_mean(np.full(10, 0.1)) == 0.1
+    assert results.stable_mean(np.array([1e16, 1.0, -1e16]), np.array([0.5, 1.0, 0.5])) == 1 / 2
+    assert math.isnan(results.stable_mean(np.empty(0)))
 
 
 def test_recall_by_hand() -> None:
@@ -187,8 +179,8 @@ def test_recall_by_hand() -> None:
     state = np.array([OLD, OLD, NEW, NEW, NOWHERE, NEW], np.uint8)
     exact = np.array([[0, 2, 1], [3, 0, 5], [2, -1, -1]])
     live = np.array([[2, 0, 3], [1, 3, -1], [-1, -1, -1]])
-    assert recall(live, exact, state, OLD) == 1 / 3, "of 0, 1 and 0 the first"
-    assert recall(live, exact, state, NEW) == 2 / 4, "of 2, 3, 5 and 2 the first and second"
+    assert results.recall(live, exact, state, OLD) == 1 / 3, "of 0, 1 and 0 the first"
+    assert results.recall(live, exact, state, NEW) == 2 / 4, "of 2, 3, 5 and 2 the first and second"
     only_old = np.array([[0, 1, -1]])
-    assert recall(only_old, only_old, state, OLD) == 1.0
-    assert math.isnan(recall(only_old, only_old, state, NEW))
+    assert results.recall(only_old, only_old, state, OLD) == 1.0
+    assert math.isnan(results.recall(only_old, only_old, state, NEW))

@@ -132,22 +132,6 @@ ROWS = st.lists(
 
 
 @given(rows=ROWS)
-def test_every_request_is_counted_in_one_segment(rows: list[tuple[Any, ...]]) -> None:
-    """The consecutive stretches of a drill, as its tables have them."""
-    measured = [(0.0, 0.0), *((e.began_s, e.elapsed_s) for e in of_type(ENTRIES, CheckpointMeasured))]
-    ends_s = [end for _, end in measured[1:-1]] + [math.inf]
-    stretches = [
-        Segment(before, began, end)
-        for ((_, before), (began, _)), end in zip(pairwise(measured), ends_s, strict=True)
-    ]  # fmt: skip
-    found = [served(events_of(rows), ENTRIES, s) for s in stretches]
-    assert sum(f.queries for f in found) == sum(row[2] for row in rows if row[3])
-    assert sum(f.unanswered for f in found) == sum(row[2] for row in rows if not row[3])
-    assert sum(f.retried for f in found) == sum(row[5] for row in rows)
-    assert sum(f.violations for f in found) == sum(row[6] for row in rows)
-
-
-@given(rows=ROWS)
 def test_the_table_of_seconds_is_a_plain_loop(rows: list[tuple[Any, ...]]) -> None:
     table = timeline(ENTRIES, with_phases(events_of(rows), ENTRIES))
     last_s = max([16.25, *(row[0] for row in rows)])
@@ -196,6 +180,8 @@ def test_phases_headline_tables_and_charts_count_the_same(rows: list[tuple[Any, 
         raw = sum(row[2] for row in rows if row[3] is answered)
         for table in (of_phase, of_second, of_checkpoint):
             assert sum(getattr(row, name) for row in table) == raw
+    assert sum(stretch.retried for stretch in of_checkpoint) == sum(row[5] for row in rows)
+    assert sum(stretch.violations for stretch in of_checkpoint) == sum(row[6] for row in rows)
     assert sum(phase.requests for phase in of_phase) == len(rows)
     written = sum(entry.items for entry in of_type(entries, Applied))
     assert sum(phase.items for phase in of_phase) == sum(second.items for second in of_second) == written

@@ -158,10 +158,9 @@ def test_nothing_known_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["items_per_s", "p99_ms"])
-@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
-def test_senseless_settings_are_refused(name: str, value: float) -> None:
+def test_an_infinite_limit_is_refused(name: str) -> None:
     with pytest.raises(InputError, match=f"--live.throttle.{name.replace('_', '-')} must"):
-        ThrottleSettings(**{name: value})
+        ThrottleSettings(**{name: math.inf})
 
 
 def test_a_rate_of_0_is_a_mistake() -> None:

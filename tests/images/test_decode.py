@@ -148,12 +148,6 @@ def test_large_jpegs_are_not_decoded_smaller_than_wanted() -> None:
     assert np.abs(found - whole).mean() < 4
 
 
-def encoded(image: Image.Image, kind: str = "PNG", **more: object) -> bytes:
-    out = io.BytesIO()
-    image.save(out, kind, **more)
-    return out.getvalue()
-
-
 def decoded(uri: str) -> Image.Image:
     head, _, body = uri.partition(",")
     assert head == "data:image/jpeg;base64"
@@ -163,13 +157,13 @@ def decoded(uri: str) -> Image.Image:
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_a_large_image_becomes_small_and_keeps_its_shape(kind: str) -> None:
     picture = Image.fromarray(np.full((400, 800, 3), (200, 30, 30), np.uint8))
-    small = decoded(thumbnail(encoded(picture, kind)))
+    small = decoded(thumbnail(encode(picture, kind)))
     assert (small.format, small.size) == ("JPEG", (96, 48))
     assert np.abs(np.asarray(small).mean(axis=(0, 1)) - (200, 30, 30)).max() < 6
 
 
 def test_a_small_image_is_not_enlarged_and_transparent_parts_are_white() -> None:
-    small = decoded(thumbnail(encoded(Image.new("RGBA", (20, 10), (0, 0, 0, 0)))))
+    small = decoded(thumbnail(encode(Image.new("RGBA", (20, 10), (0, 0, 0, 0)))))
     assert small.size == (20, 10)
     assert np.asarray(small).min() > 250
 
@@ -177,10 +171,10 @@ def test_a_small_image_is_not_enlarged_and_transparent_parts_are_white() -> None
 def test_a_photograph_on_its_side_is_set_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    assert decoded(thumbnail(encoded(Image.new("RGB", (200, 100)), "JPEG", exif=exif))).size == (48, 96)
+    assert decoded(thumbnail(encode(Image.new("RGB", (200, 100)), "JPEG", exif=exif))).size == (48, 96)
 
 
-@pytest.mark.parametrize("content", [b"", b"no image", encoded(Image.new("RGB", (50, 50)))[:60]])
+@pytest.mark.parametrize("content", [b"", b"no image", encode(Image.new("RGB", (50, 50)))[:60]])
 def test_what_is_no_image_has_no_thumbnail(content: bytes) -> None:
     assert thumbnail(content) == ""
 

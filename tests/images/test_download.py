@@ -14,7 +14,7 @@ import pytest
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import PublishedSettings, download
 from ray_backfill.images.datasets.folders import ImageNetSettings, Places365Settings
-from ray_backfill.images.download import Archive, fetch_folder
+from ray_backfill.images.download import RemoteArchive, fetch_folder
 
 
 def names_in(folder: Path) -> list[str]:
@@ -49,8 +49,8 @@ class Server:
     requests: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
 
-    def archive(self) -> Archive:
-        return Archive(f"{self.url}/thing.tar.gz", hashlib.md5(self.content).hexdigest(), "thing")
+    def archive(self) -> RemoteArchive:
+        return RemoteArchive(f"{self.url}/thing.tar.gz", hashlib.md5(self.content).hexdigest(), "thing")
 
 
 @pytest.fixture

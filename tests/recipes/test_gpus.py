@@ -11,7 +11,7 @@ import torch
 
 from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.training.settings import BackboneSettings
-from ray_backfill.recipes.run.embed import _Embedder
+from ray_backfill.recipes.run.embed import _ImageEmbedder
 
 
 def test_an_actor_embeds_in_full_float32_whatever_the_process_trains_in() -> None:
@@ -19,7 +19,7 @@ def test_an_actor_embeds_in_full_float32_whatever_the_process_trains_in() -> Non
     places, seen = (backends.cuda.matmul, backends.cudnn.conv), list[str]()
     network = BackboneInfo(BackboneSettings("convnet", dim=6, width=2), 3, 8, [0, 1, 2]).build().eval()
     network.register_forward_hook(lambda *_: seen.extend(place.fp32_precision for place in places))
-    actor = object.__new__(_Embedder)
+    actor = object.__new__(_ImageEmbedder)
     actor._models, actor._device, actor._old_classes = {"old": network}, torch.device("cpu"), torch.arange(3)
     before = [place.fp32_precision for place in places]
     for place in places:

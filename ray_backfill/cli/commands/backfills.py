@@ -6,24 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from ray_backfill.cli import absolute, shown
+from ray_backfill.cli import absolute, runs, shown
 from ray_backfill.cli.commands.samples import ForecastModelsJob, forecast_options, run_forecast
 from ray_backfill.cli.models import ComparedModelsJob, embedded, models_options, names_models
 from ray_backfill.cli.options import REQUIRED, Options
-from ray_backfill.cli.runs import (
-    ExitCode,
-    FolderJob,
-    ForPrograms,
-    RecipeJob,
-    Run,
-    check_names,
-    names_folder,
-    prepared,
-    run_options,
-    running,
-)
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say
@@ -33,12 +21,9 @@ from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes.run.synthetic import SyntheticGallery
 from ray_backfill.workers.settings import Context, EmbedActors, ReplayPlace, Workers
 
-if TYPE_CHECKING:
-    from ray_backfill.data.write import Arrays
-
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateJob(RecipeJob, ForPrograms):
+class SimulateJob(runs.RecipeJob, runs.ForPrograms):
     """A run of a whole recipe, from images to the report."""
 
     scale: Literal["demo", "full"] = "demo"
@@ -56,7 +41,7 @@ class Judged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateFolderJob(FolderJob, ForPrograms, Judged):
+class SimulateFolderJob(runs.FolderJob, runs.ForPrograms, Judged):
     """A comparison on a folder of embeddings. Methods and merges that lack data are left out, with the reason."""
 
     drop_broken: bool = False
@@ -66,7 +51,7 @@ class SimulateFolderJob(FolderJob, ForPrograms, Judged):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateArraysJob(Run, ForPrograms, Judged):
+class SimulateArraysJob(runs.Run, runs.ForPrograms, Judged):
     """A comparison on arrays: files of numpy (.npy). Maps are fitted on a random sample of the gallery."""
 
     old_gallery: Path
@@ -88,7 +73,7 @@ class SimulateArraysJob(Run, ForPrograms, Judged):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateModelsJob(ComparedModelsJob, ForPrograms, Judged):
+class SimulateModelsJob(ComparedModelsJob, runs.ForPrograms, Judged):
     """A comparison of two models on texts or images, which both embed first."""
 
     forecast: str = ""
@@ -105,7 +90,7 @@ def _at_scale() -> Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleJob(Run, ForPrograms):
+class ScaleJob(runs.Run, runs.ForPrograms):
     """A run on synthetic embeddings at the size of Google Landmarks v2. It shows scale, not which method is better."""
 
     scale: Literal["full"] = "full"
@@ -132,9 +117,9 @@ def simulate_options(arguments: Sequence[str]) -> Options:
             return forecast_options([re.sub("^--forecast(?=$|=)", "--budget", word) for word in arguments])
         return models_options(SimulateModelsJob, arguments)
     is_full = "--scale=full" in arguments or ("--scale", "full") in pairwise(arguments)
-    if is_full and not names_folder(arguments):
+    if is_full and not runs.names_folder(arguments):
         return Options(ScaleJob(out=Path("runs/full")), arguments)
-    return run_options(arguments, SimulateFolderJob, SimulateJob)
+    return runs.run_options(arguments, SimulateFolderJob, SimulateJob)
 
 
 # What ``simulate`` can run.
@@ -145,7 +130,7 @@ def run_simulate(job: Simulate) -> None:
     """Run, and print the table and the path of the report."""
     if isinstance(job, ForecastModelsJob):
         return run_forecast(job)
-    check_names(job)
+    runs.check_names(job)
     if isinstance(job, Judged) and job.judge is not None:
         return _write_sheet(job, absolute("--judge", job.judge))
     from ray_backfill.compare.report import print_table, read_data
@@ -168,13 +153,13 @@ def _simulated(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob | 
 
         tell = say if job.json else print
         tell("These embeddings are synthetic: they show scale and arithmetic, not which method is better.")
-        with running(job) as context:
+        with runs.running(job) as context:
             return evaluate_synthetic(job.gallery, job.evaluation, job.fits, context)
     if isinstance(job, SimulateJob):
         from ray_backfill.recipes.run.pipeline import run_recipe
 
-        settings = prepared(job).settings
-        with running(job) as context:
+        settings = runs.prepared(job).settings
+        with runs.running(job) as context:
             return run_recipe(settings, context)
     from ray_backfill.compare.report import print_first_table
     from ray_backfill.compare.run import evaluate_folder
@@ -188,19 +173,24 @@ def _simulated(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob | 
 def _opened(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob) -> Iterator[tuple[Path, Context]]:
     """The folder of embeddings that a job names or makes, and the context of its run."""
     from ray_backfill.data.cleaning import cleaned
-    from ray_backfill.data.write import write_arrays
+    from ray_backfill.data.write import load_array, write_arrays
 
     if isinstance(job, SimulateArraysJob):
-        arrays = _arrays_of(job)
-        with running(job) as context:
+        files = {
+            "old": (job.old_queries, job.old_gallery),
+            "new": (job.new_queries, job.new_gallery),
+            "label": (job.query_labels, job.gallery_labels),
+        }
+        arrays = {name: (load_array(q), load_array(g)) for name, (q, g) in files.items() if q or g}
+        with runs.running(job) as context:
             yield write_arrays(context.out / "arrays", arrays), context
     elif isinstance(job, SimulateModelsJob):
         request = job.checked()
-        with running(job) as context:
+        with runs.running(job) as context:
             yield embedded(request, job, context), context
     else:
         data = absolute("--data", job.data)
-        with running(job) as context:
+        with runs.running(job) as context:
             yield cleaned(data, context.out / "cleaned", context.overwrite) if job.drop_broken else data, context
 
 
@@ -230,27 +220,15 @@ def _write_sheet(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob,
     )
 
 
-def _arrays_of(job: SimulateArraysJob) -> "dict[str, Arrays]":
-    """Column -> arrays of the queries and of the gallery."""
-    from ray_backfill.data.write import load_array
-
-    files = {
-        "old": (job.old_queries, job.old_gallery),
-        "new": (job.new_queries, job.new_gallery),
-        "label": (job.query_labels, job.gallery_labels),
-    }
-    return {name: (load_array(q), load_array(g)) for name, (q, g) in files.items() if q or g}
-
-
 @dataclass(frozen=True, kw_only=True)
-class DrillJob(RecipeJob, ExitCode):
+class DrillJob(runs.RecipeJob, runs.ExitCode):
     """A live backfill of a recipe's gallery, under traffic."""
 
     live: LiveSettings = field(default_factory=LiveSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrillFolderJob(FolderJob, ExitCode):
+class DrillFolderJob(runs.FolderJob, runs.ExitCode):
     """A live backfill on a folder of embeddings; the new embeddings come from the folder."""
 
     actors: EmbedActors = field(default_factory=EmbedActors)
@@ -258,7 +236,7 @@ class DrillFolderJob(FolderJob, ExitCode):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrillModelsJob(ComparedModelsJob, ExitCode):
+class DrillModelsJob(ComparedModelsJob, runs.ExitCode):
     """A live backfill of texts or images: the new model embeds them while the old one serves."""
 
     live: LiveSettings = field(default_factory=LiveSettings)
@@ -268,12 +246,12 @@ def drill_options(arguments: Sequence[str]) -> Options:
     """The options for two models, for a folder of embeddings or for a recipe."""
     if names_models(arguments):
         return models_options(DrillModelsJob, arguments)
-    return run_options(arguments, DrillFolderJob, DrillJob)
+    return runs.run_options(arguments, DrillFolderJob, DrillJob)
 
 
 def run_drill(job: DrillFolderJob | DrillModelsJob | DrillJob) -> None:
     """Run the drill, print its table and the path of the report."""
-    check_names(job)
+    runs.check_names(job)
     from ray_backfill.drill.report import print_live_table
     from ray_backfill.drill.report.drill_folder import read_drill
     from ray_backfill.drill.report.sentences import decide
@@ -282,15 +260,15 @@ def run_drill(job: DrillFolderJob | DrillModelsJob | DrillJob) -> None:
 
     if isinstance(job, DrillFolderJob):
         data = absolute("--data", job.data)
-        with running(job) as context:
+        with runs.running(job) as context:
             results = drill_folder(data, job.evaluation, job.fits, job.live, context)
     elif isinstance(job, DrillModelsJob):
         specs, sources = job.checked()
-        with running(job) as context:
+        with runs.running(job) as context:
             results = drill_models(specs, sources, job.items, job.evaluation, job.fits, job.live, context)
     else:
-        settings = prepared(job).settings
-        with running(job) as context:
+        settings = runs.prepared(job).settings
+        with runs.running(job) as context:
             results = drill_recipe(settings, job.live, context)
     print_live_table(results)
     print(f"\nreport: {shown(results / 'report.html')}")

@@ -52,9 +52,9 @@ def run_report(job: ReportJob) -> None:
     folder = job.run.absolute()
     forecasts = [path for path in (folder, folder / "forecast") if (path / "calibration.parquet").exists()]
     live = [path for path in (folder, folder / "live") if (path / "checkpoints.parquet").exists()]
-    found = [path for path in (folder, folder / "results", folder / "live") if (path / "curves.parquet").exists()]
-    found = [path for path in found if path not in forecasts]
-    if not found and not live and not forecasts:
+    simulations = [path for path in (folder, folder / "results", folder / "live") if (path / "curves.parquet").exists()]
+    simulations = [path for path in simulations if path not in forecasts]
+    if not simulations and not live and not forecasts:
         raise InputError(
             f"{shown(folder)} holds no results: give the folder that simulate, forecast or drill wrote with --out"
         )
@@ -63,7 +63,7 @@ def run_report(job: ReportJob) -> None:
     from ray_backfill.forecast.report import print_forecast, write_forecast_report
 
     products: tuple[tuple[Callable[[Path], None], Callable[[Path], None], list[Path]], ...] = (
-        (write_report, print_table, found),
+        (write_report, print_table, simulations),
         (write_live_report, print_live_table, live),
         (write_forecast_report, print_forecast, forecasts),
     )

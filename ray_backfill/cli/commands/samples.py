@@ -46,13 +46,20 @@ def sample_options(arguments: Sequence[str]) -> Options:
 
 def run_sample(job: SampleJob | SampleModelsJob) -> None:
     """Write the list of items, and print what to do with it."""
-    if isinstance(job, SampleModelsJob):
-        return _sample_of_models(job)
-    if (job.budget > 0) == (job.add > 0) or min(job.budget, job.add) < 0:
+    if isinstance(job, SampleJob) and ((job.budget > 0) == (job.add > 0) or min(job.budget, job.add) < 0):
         raise InputError("give --budget N for a first sample, or --add N to extend one")
     from ray_backfill.forecast.report import FEW_LISTS
     from ray_backfill.forecast.sample import counts_in_words, take_sample
 
+    if isinstance(job, SampleModelsJob):
+        from ray_backfill.forecast.run import sample_models
+
+        specs, sources = job.checked()
+        with running(job) as context:
+            _, file, stored = sample_models(specs, sources, job.items, job.budget, context)
+        print(f"{shown(file)}: {counts_in_words(stored)}")
+        print("The new model embeds these items, and only them, by ray-backfill forecast with the same options.")
+        return
     data = job.data.absolute()
     out = absolute("--out", job.out or data / SAMPLE_FILE)
     with interruptible():
@@ -67,17 +74,6 @@ def run_sample(job: SampleJob | SampleModelsJob) -> None:
         print(f"or embed the images of the recipe by ray-backfill embed, its options, and --only {shown(out)}")
     if stored.lists <= FEW_LISTS:
         print(f"note: {FEW_LISTS} lists of right answers or fewer make wide intervals; extend the sample by --add N")
-
-
-def _sample_of_models(job: SampleModelsJob) -> None:
-    from ray_backfill.forecast.run import sample_models
-    from ray_backfill.forecast.sample import counts_in_words
-
-    specs, sources = job.checked()
-    with running(job) as context:
-        _, file, stored = sample_models(specs, sources, job.items, job.budget, context)
-    print(f"{shown(file)}: {counts_in_words(stored)}")
-    print("The new model embeds these items, and only them, by ray-backfill forecast with the same options.")
 
 
 # Settings that a forecast does not have.

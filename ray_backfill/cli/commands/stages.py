@@ -41,8 +41,8 @@ def run_fit(job: FolderJob | ComparedModelsJob | RecipeJob) -> None:
             networks, left_out = fit_folder(
                 embed_recipe(settings, context), settings.evaluation, settings.fits, context
             )
-    for each in left_out:
-        print(f"left out: {each.words} ({each.reason})")
+    for method in left_out:
+        print(f"left out: {method.words} ({method.reason})")
     for name, path in networks.items():
         print(f"{name}: {shown(path)}")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -33,7 +34,7 @@ _REMOTE = ("s3://", "gs://", "file://")
 # Files and folders of other types before a folder is given up: while none of a known type is found, and at all.
 _MOST_WITHOUT, _MOST_OTHERS = 10_000, 1_000_000
 
-Files = list[pa.fs.FileInfo]
+FileInfos = list[pa.fs.FileInfo]
 
 
 def _open(text: str) -> Source:
@@ -41,7 +42,7 @@ def _open(text: str) -> Source:
         system, path = open_system(text) if "://" in text else (pa.fs.LocalFileSystem(use_mmap=True), text)
         files = _files(system, path, text)
         suffix = _suffix(files[0].path)
-        opened: _Table = _OPEN[suffix](system, files)
+        opened: _Opened = _OPEN[suffix](system, files)
     mark = blake2b("\n".join(f"{f.path} {f.size} {f.mtime_ns}" for f in files).encode(), digest_size=12)
     columns = {field.name: field.type for field in opened.schema}
     if len(columns) < len(opened.schema):
@@ -56,7 +57,7 @@ def _open(text: str) -> Source:
     return Source(text, columns, opened.rows, read, mark.hexdigest())
 
 
-class _Table(NamedTuple):
+class _Opened(NamedTuple):
     """Files of one type. rows: None if that is not known before they are read."""
 
     schema: pa.Schema
@@ -64,7 +65,7 @@ class _Table(NamedTuple):
     read: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
 
 
-def _open_parquet(system: pa.fs.FileSystem, files: Files) -> _Table:
+def _open_parquet(system: pa.fs.FileSystem, files: FileInfos) -> _Opened:
     heads = [pq.read_metadata(file.path, filesystem=system) for file in files]
     schema = _one_schema(files, [head.schema.to_arrow_schema() for head in heads])
 
@@ -82,22 +83,25 @@ def _open_parquet(system: pa.fs.FileSystem, files: Files) -> _Table:
                 yield from skipping(opened.iter_batches(BATCH_ROWS, groups, list(names)), skip)
             skip = 0
 
-    return _Table(schema, sum(head.num_rows for head in heads), read)
+    return _Opened(schema, sum(head.num_rows for head in heads), read)
 
 
-def _open_arrow(system: pa.fs.FileSystem, files: Files) -> _Table:
+def _open_arrow(system: pa.fs.FileSystem, files: FileInfos) -> _Opened:
     """Arrow files, random access or streams (as Hugging Face's datasets are)."""
 
     def batches(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for file in files:
             with system.open_input_file(file.path) as opened:
-                yield from (batch.select(list(names)) for batch in _arrow_batches(opened))
+                reader = _arrow_reader(opened)
+                if isinstance(reader, pa.ipc.RecordBatchFileReader):
+                    reader = map(reader.get_batch, range(reader.num_record_batches))
+                yield from (batch.select(list(names)) for batch in reader)
 
     schemas = []
     for file in files:
         with system.open_input_file(file.path) as opened:
             schemas.append(_arrow_reader(opened).schema)
-    return _Table(_one_schema(files, schemas), None, lambda names, skip: skipping(batches(names), skip))
+    return _Opened(_one_schema(files, schemas), None, lambda names, skip: skipping(batches(names), skip))
 
 
 def _arrow_reader(opened: Any) -> Any:
@@ -108,15 +112,7 @@ def _arrow_reader(opened: Any) -> Any:
         return pa.ipc.open_stream(opened)
 
 
-def _arrow_batches(opened: Any) -> Iterator[pa.RecordBatch]:
-    reader = _arrow_reader(opened)
-    if isinstance(reader, pa.ipc.RecordBatchFileReader):
-        yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
-    else:
-        yield from reader
-
-
-def _open_text(delimiter: str, system: pa.fs.FileSystem, files: Files) -> _Table:
+def _open_text(delimiter: str, system: pa.fs.FileSystem, files: FileInfos) -> _Opened:
     parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
 
     def opened(file: pa.fs.FileInfo, **convert: Any) -> Any:
@@ -136,22 +132,23 @@ def _open_text(delimiter: str, system: pa.fs.FileSystem, files: Files) -> _Table
                 raise
 
     schema = opened(files[0]).schema
-    if _has_bytes(schema):
-        _refuse_bytes(system, files)
-    for number in _with_leading_zeros(opened(files[0], column_types=_as_text(schema)), schema):
-        schema = schema.set(number, schema.field(number).with_type(pa.string()))
-    return _Table(schema, None, lambda names, skip: skipping(batches(names), skip))
-
-
-def _has_bytes(schema: pa.Schema) -> bool:
-    """Whether Arrow has taken a text that is not UTF-8 as bytes: a heading, or a column."""
-    try:
-        return any(pa.types.is_binary(field.type) for field in schema if field.name is not None)
+    try:  # Arrow takes a text that is not UTF-8 as bytes: a heading, or a column
+        has_bytes = any(pa.types.is_binary(field.type) for field in schema if field.name is not None)
     except UnicodeDecodeError:
-        return True
+        has_bytes = True
+    if has_bytes:
+        _refuse_bytes(system, files)
+    # Integers with a value such as 007 in the first block are ids, which would lose their zeros.
+    as_text = {field.name: pa.string() for field in schema if pa.types.is_integer(field.type)}
+    for block in islice(opened(files[0], column_types=as_text), 1):
+        for name in as_text:
+            if pc.any(pc.match_substring_regex(block.column(name), "^0[0-9]")).as_py():
+                number = schema.get_field_index(name)
+                schema = schema.set(number, schema.field(number).with_type(pa.string()))
+    return _Opened(schema, None, lambda names, skip: skipping(batches(names), skip))
 
 
-def _refuse_bytes(system: pa.fs.FileSystem, files: Files) -> NoReturn:
+def _refuse_bytes(system: pa.fs.FileSystem, files: FileInfos) -> NoReturn:
     """Raises InputError, which says where the first text is that is not UTF-8."""
     for file in files:
         with io.BufferedReader(system.open_input_stream(file.path)) as opened:
@@ -159,23 +156,7 @@ def _refuse_bytes(system: pa.fs.FileSystem, files: Files) -> NoReturn:
     raise InputError(f"{files[0].path} has a column of bytes; give text in UTF-8")
 
 
-def _as_text(schema: pa.Schema) -> dict[str, pa.DataType]:
-    return {field.name: pa.string() for field in schema if pa.types.is_integer(field.type)}
-
-
-def _with_leading_zeros(reader: Any, schema: pa.Schema) -> list[int]:
-    """Columns of integers with a value such as 007 in the first block: an id, which would lose its zeros.
-
-    reader: of the same file, with these columns as text.
-    """
-    batch = next(iter(reader), None)
-    if batch is None:
-        return []
-    zeros = {name: pc.any(pc.match_substring_regex(batch.column(name), "^0[0-9]")).as_py() for name in _as_text(schema)}
-    return [schema.get_field_index(name) for name, found in zeros.items() if found]
-
-
-def _open_lines(system: pa.fs.FileSystem, files: Files) -> _Table:
+def _open_lines(system: pa.fs.FileSystem, files: FileInfos) -> _Opened:
     """One JSON object in each line. A file is read whole, and kept until another one is read."""
 
     @lru_cache(maxsize=1)
@@ -190,10 +171,10 @@ def _open_lines(system: pa.fs.FileSystem, files: Files) -> _Table:
             yield from read(file.path).select(list(names)).to_batches(BATCH_ROWS)
 
     schema = _one_schema(files, [read(file.path).schema for file in files])
-    return _Table(schema, None, lambda names, skip: skipping(batches(names), skip))
+    return _Opened(schema, None, lambda names, skip: skipping(batches(names), skip))
 
 
-_OPEN: dict[str, Callable[[pa.fs.FileSystem, Files], _Table]] = {
+_OPEN: dict[str, Callable[[pa.fs.FileSystem, FileInfos], _Opened]] = {
     ".parquet": _open_parquet,
     **dict.fromkeys(_ARROW, _open_arrow),
     **{suffix: partial(_open_text, delimiter) for suffix, delimiter in _TEXT.items()},
@@ -201,7 +182,7 @@ _OPEN: dict[str, Callable[[pa.fs.FileSystem, Files], _Table]] = {
 }
 
 
-def _one_schema(files: Files, schemas: Sequence[pa.Schema]) -> pa.Schema:
+def _one_schema(files: FileInfos, schemas: Sequence[pa.Schema]) -> pa.Schema:
     for file, schema in zip(files, schemas, strict=True):
         if not schema.equals(schemas[0]):
             raise InputError(f"{file.path} has other columns than {files[0].path}; all files need the same ones")
@@ -212,7 +193,7 @@ def _is_local(system: pa.fs.FileSystem) -> bool:
     return isinstance(system, pa.fs.LocalFileSystem)
 
 
-def _files(system: pa.fs.FileSystem, path: str, text: str) -> Files:
+def _files(system: pa.fs.FileSystem, path: str, text: str) -> FileInfos:
     """The file, or the files of the one known type in a folder, by name."""
     (info,) = system.get_file_info([path])
     if info.type == pa.fs.FileType.NotFound:
@@ -237,23 +218,23 @@ def _tables_below(path: str) -> list[str]:
 
     Links to folders are followed, each folder once.
     """
-    found, seen, folders = list[str](), 0, set[str]()
+    tables, seen, folders = list[str](), 0, set[str]()
     for folder, inner, names in os.walk(path, followlinks=True):
         real = os.path.realpath(folder)
         if real in folders:
             inner.clear()
             continue
         folders.add(real)
-        found += [f"{folder.rstrip('/')}/{name}" for name in names if _suffix(name)]
+        tables += [f"{folder.rstrip('/')}/{name}" for name in names if _suffix(name)]
         seen += len(inner) + len(names)
-        if len({_suffix(file) for file in found}) > 1:
+        if len({_suffix(file) for file in tables}) > 1:
             break  # which the caller refuses
-        if seen - len(found) > (_MOST_OTHERS if found else _MOST_WITHOUT):
+        if seen - len(tables) > (_MOST_OTHERS if tables else _MOST_WITHOUT):
             raise InputError(
-                f"{path} holds more than {seen - len(found) - 1:,} files and folders that are no "
+                f"{path} holds more than {seen - len(tables) - 1:,} files and folders that are no "
                 f"{', '.join(_SUFFIXES)}; name the folder of the vectors itself, or one file"
             )
-    return found
+    return tables
 
 
 def _suffix(path: str) -> str:

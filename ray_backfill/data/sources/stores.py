@@ -87,19 +87,16 @@ def _open_milvus(text: str) -> Source:
     }
 
     def read(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
+        def in_order_of_key() -> Iterator[dict[str, Any]]:
+            iterator = client.query_iterator(collection, batch_size=_PAGE, output_fields=list(names))
+            while page := iterator.next():
+                yield from page
+            iterator.close()
+
         wanted = {name: columns[name] for name in names}
-        found = islice(_milvus_rows(client, collection, names), skip, None)
-        yield from batches_of(found, wanted, lambda row, name: row[name])
+        yield from batches_of(islice(in_order_of_key(), skip, None), wanted, lambda row, name: row[name])
 
     return Source(text, columns, rows, read, f"{rows} rows", tells_changes=False)
-
-
-def _milvus_rows(client: Any, collection: str, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """In the order of the primary key."""
-    iterator = client.query_iterator(collection, batch_size=_PAGE, output_fields=list(names))
-    while page := iterator.next():
-        yield from page
-    iterator.close()
 
 
 # Type of a column -> the type to select it as, and that of Arrow. Everything else becomes text.
@@ -139,33 +136,30 @@ def _open_postgres(text: str) -> Source:
             found = [(column.name, named[column.type_code]) for column in described]
             key, last = [found[0][0]], sql.SQL("0")
         else:
-            name = sql.Identifier(*_names(table))
+            # The schema, if one is given, and the table. A name may stand in quotes, within which a dot is part of it.
+            words = re.findall(r'"(?:[^"]|"")+"|[^."]+', table)
+            names = [word[1:-1].replace('""', '"') if word[0] == '"' else word for word in words]
+            name = sql.Identifier(*names)
             quoted = name.as_string(connection)  # a name without quotes would be read in lower case
             found = connection.execute(_COLUMNS, [quoted]).fetchall()
-            key = [each for (each,) in connection.execute(_KEY, [quoted]).fetchall()]
+            key = [column for (column,) in connection.execute(_KEY, [quoted]).fetchall()]
             last = sql.SQL("coalesce(max(xmin::text::bigint), 0)")
-        type_of, kind_of = ({each: _POSTGRES_TYPES.get(kind, _TEXT)[i] for each, kind in found} for i in (0, 1))
+        type_of, kind_of = ({column: _POSTGRES_TYPES.get(kind, _TEXT)[i] for column, kind in found} for i in (0, 1))
         order = sql.SQL(", ").join(map(sql.Identifier, key)) if key else sql.SQL("ctid")
         state = sql.SQL("SELECT count(*), {} FROM {}").format(last, name)
         rows, last_change = connection.execute(state).fetchone()
 
     def read(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
-        wanted = (sql.Identifier(each) + sql.SQL(f"::{type_of[each]}") for each in names)
+        wanted = (sql.Identifier(column) + sql.SQL(f"::{type_of[column]}") for column in names)
         query = sql.SQL("COPY (SELECT {} FROM {} ORDER BY {} OFFSET {}) TO STDOUT (FORMAT BINARY)").format(
             sql.SQL(", ").join(wanted), name, order, skip
         )
         with _connected(address, text) as opened, opened.cursor().copy(query) as copy:
-            copy.set_types([opened.vector_oid if type_of[each] == "vector" else type_of[each] for each in names])
+            copy.set_types([opened.vector_oid if type_of[n] == "vector" else type_of[n] for n in names])
             place = list(names).index
             yield from batches_of(copy.rows(), {n: kind_of[n] for n in names}, lambda row, name: row[place(name)])
 
     return Source(text, kind_of, rows, read, f"{rows} rows, last change {last_change}", tells_changes=not is_query)
-
-
-def _names(table: str) -> list[str]:
-    """The schema, if one is given, and the table. A name may stand in quotes, within which a dot is part of it."""
-    found = re.findall(r'"(?:[^"]|"")+"|[^."]+', table)
-    return [name[1:-1].replace('""', '"') if name[0] == '"' else name for name in found]
 
 
 @contextmanager
@@ -210,11 +204,15 @@ def _open_qdrant(text: str) -> Source:
     client, collection = _reach(text, connect)
     with one_line(text):
         if not collection or not client.collection_exists(collection):
-            has = ", ".join(each.name for each in client.get_collections().collections) or "none"
+            has = ", ".join(there.name for there in client.get_collections().collections) or "none"
             raise InputError(f"{text} names no collection that is there; it has: {has}")
         info, rows = client.get_collection(collection), client.count(collection, exact=True).count
-        vectors, notes = _vectors_of(info.config.params.vectors, text)
+        params = info.config.params.vectors
+        named = params if isinstance(params, dict) else {_UNNAMED: params}
         first, _ = client.scroll(collection, limit=_PAGE, with_payload=True, with_vectors=False)
+    vectors = dict.fromkeys(named, _VECTORS)
+    cosine = [name for name, vector in named.items() if str(vector.distance).lower().endswith("cosine")]
+    note = f"{text}: Qdrant stores the vectors of a cosine collection with length 1 ({', '.join(cosine)})"
     fields = {key: _type_of([point.payload.get(key) for point in first]) for point in first for key in point.payload}
     columns = {"id": pa.string() if first and isinstance(first[0].id, str) else pa.int64(), **vectors, **fields}
 
@@ -229,7 +227,7 @@ def _open_qdrant(text: str) -> Source:
         wanted = {name: columns[name] for name in names}
         yield from batches_of(islice(_qdrant_points(client, collection, names, vectors), skip, None), wanted, value)
 
-    return Source(text, columns, rows, read, f"{rows} points", notes, tells_changes=False)
+    return Source(text, columns, rows, read, f"{rows} points", (note,) if cosine else (), tells_changes=False)
 
 
 def _qdrant_points(client: Any, collection: str, names: Sequence[str], vectors: Container[str]) -> Iterator[Any]:
@@ -244,13 +242,6 @@ def _qdrant_points(client: Any, collection: str, names: Sequence[str], vectors: 
         )
         yield from found
         is_last = offset is None
-
-
-def _vectors_of(params: Any, text: str) -> tuple[dict[str, pa.DataType], tuple[str, ...]]:
-    named = params if isinstance(params, dict) else {_UNNAMED: params}
-    cosine = [name for name, each in named.items() if str(each.distance).lower().endswith("cosine")]
-    note = f"{text}: Qdrant stores the vectors of a cosine collection with length 1 ({', '.join(cosine)})"
-    return dict.fromkeys(named, _VECTORS), (note,) if cosine else ()
 
 
 def _type_of(values: list[Any]) -> pa.DataType:

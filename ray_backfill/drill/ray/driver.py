@@ -18,7 +18,7 @@ from ray_backfill.drill import journal
 from ray_backfill.drill.jobs import LiveJob
 from ray_backfill.drill.plan import Operation
 from ray_backfill.drill.ray import watch
-from ray_backfill.drill.ray.embedding import Arrivals, EmbeddingSupervisor
+from ray_backfill.drill.ray.embedding import EmbeddingSupervisor, PartReports
 from ray_backfill.drill.ray.shards import REMEDY, ShardSet, shards_need
 from ray_backfill.drill.ray.traffic import Traffic
 from ray_backfill.drill.results import live_quality, only_alive
@@ -49,13 +49,13 @@ def run_drill(job: LiveJob) -> None:
     measured = {entry.moment for entry in journal.of_type(entries, journal.CheckpointMeasured)}
     driver = Driver(job)
     try:
-        with driver.embedding.running(job.plan) as arrivals:
+        with driver.embedding.running(job.plan) as reports:
             with task("start shards"):
                 driver.start()
             with step("serve before the backfill"):
                 quiet_s = 0.0 if measured else job.settings.quiet_s
                 driver.traffic.rest(job.settings.traffic.warm_up_s + quiet_s)
-            _backfill(driver, arrivals, measured)
+            _backfill(driver, reports, measured)
         with step("serve after the backfill"):
             driver.traffic.rest(job.settings.quiet_s)
         driver.embedding.check_parts(job.plan)
@@ -66,7 +66,7 @@ def run_drill(job: LiveJob) -> None:
         driver.close()
 
 
-def _backfill(driver: "Driver", arrivals: Arrivals, measured: set[int]) -> None:
+def _backfill(driver: "Driver", reports: PartReports, measured: set[int]) -> None:
     """Apply the operations in order as their embeddings arrive, and measure at every checkpoint."""
     plan, done = driver.job.plan, driver.recorder.journal.applied()
     total = sum(len(o.positions) for o in plan.operations if o.kind == "backfill")
@@ -77,7 +77,7 @@ def _backfill(driver: "Driver", arrivals: Arrivals, measured: set[int]) -> None:
         for checkpoint in plan.checkpoints:
             for operation in plan.operations[done : checkpoint.applied]:
                 if operation.has_vectors:
-                    arrivals.wait_for(operation.number, partial(driver.look_after, operation.number))
+                    reports.wait_for(operation.number, partial(driver.look_after, operation.number))
                 driver.apply(operation)
                 if operation.kind == "backfill":
                     bar.advance(len(operation.positions))

@@ -13,7 +13,7 @@ import shutil
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
-import ray.data
+import ray.data  # sets levels of logs, so it is imported before a session sets them
 from ray.actor import ActorHandle
 
 from ray_backfill.core.errors import InputError
@@ -42,6 +42,7 @@ from ray_backfill.encode.part import ATTEMPTS, attempt, contents_of
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.images.reading import read_ahead
 from ray_backfill.workers.decoders import source_for
+from ray_backfill.workers.session import embedded_parts
 from ray_backfill.workers.settings import number_of
 from ray_backfill.workers.waiting import Look, answer_of
 
@@ -91,51 +92,26 @@ class PacerState:
     items: int
 
 
-def embed_operations(numbers: Sequence[int], job: PartsJob, pacer: ActorHandle) -> Iterator[int]:
-    """Embed and store these operations; yields each number once its file exists, roughly in this order."""
-    if not numbers:
-        return
-    source = job.source
-    on_gpu = (isinstance(source, FromImages) and source.on_gpu) or (
-        isinstance(source, FromItems) and source.device.name == "cuda"
-    )
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    finished = ray.data.from_items([{"number": n} for n in numbers], override_num_blocks=len(numbers)).map(
-        _Embedder,
-        fn_constructor_kwargs={"job": job, "pacer": pacer},
-        compute=ray.data.ActorPoolStrategy(size=min(number_of(job.actors), len(numbers))),
-        num_cpus=job.actors.cpus,
-        num_gpus=job.actors.gpus if on_gpu else 0,
-    )
-    for row in finished.iter_rows():
-        yield _number_of(row)
-
-
 def embed_again(number: int, job: PartsJob) -> None:
     """Embed one operation immediately, without reserving a CPU; returns when its file exists."""
     if isinstance(job.source, FromImages):
         job = replace(job, source=replace(job.source, on_gpu=False, lent=0))
     elif isinstance(job.source, FromItems):
         job = replace(job, source=replace(job.source, device=replace(job.source.device, name="cpu")))
-    _number_of(answer_of(ray.remote(num_cpus=0)(lambda: _Embedder(job, None)({"number": number})).remote()))
-
-
-def _number_of(row: dict[str, Any]) -> int:
-    """The number of an operation whose file exists. Raises the InputError of its actor."""
+    row = answer_of(ray.remote(num_cpus=0)(lambda: _OperationEmbedder(job)({"number": number})).remote())
     if row["problem"]:
         raise InputError(row["problem"])
-    return int(row["number"])
 
 
-class _Embedder:
+class _OperationEmbedder:
     """One embedding actor; models and source stay loaded.
 
     With a pacer (in the pool) it runs at low CPU priority and waits for its turn; without one it does neither.
     """
 
-    def __init__(self, job: PartsJob, pacer: ActorHandle | None) -> None:
-        os.nice(_NICE if pacer is not None else 0)
-        self.job, self.pacer, self.plan = job, pacer, read_plan(job.drill / "plan")
+    def __init__(self, job: PartsJob) -> None:
+        os.nice(_NICE if job.pacer is not None else 0)
+        self.job, self.plan = job, read_plan(job.drill / "plan")
         source, wait = job.source, self._wait
         if isinstance(source, FromStore):
             self.embed = _from_store(source, wait)
@@ -156,8 +132,8 @@ class _Embedder:
         return row | {"problem": ""}
 
     def _wait(self, items: int) -> None:
-        if self.pacer is not None:
-            sleep(answer_of(self.pacer.reserve.remote(items)))
+        if self.job.pacer is not None:
+            sleep(answer_of(self.job.pacer.reserve.remote(items)))
 
 
 def _from_store(source: FromStore, wait: Callable[[int], None]) -> Embed:
@@ -173,7 +149,7 @@ def _from_store(source: FromStore, wait: Callable[[int], None]) -> Embed:
 
 
 def _from_items(source: FromItems, wait: Callable[[int], None]) -> Embed:
-    sys.path[:0] = [each for each in source.path if each not in sys.path]
+    sys.path[:0] = [folder for folder in source.path if folder not in sys.path]
     items = pa.concat_tables([pq.read_table(part) for part in part_files(source.items / "gallery.parquet")])
     place = {item: row for row, item in enumerate(items["id"].to_pylist())}
     ids_N = source.gallery.ids().tolist()
@@ -193,12 +169,13 @@ def _from_items(source: FromItems, wait: Callable[[int], None]) -> Embed:
             contents, broken = contents_of(items.take(pa.array(rows[first : first + _ITEMS])), source.device.threads)
             kept = [i for i in range(len(contents)) if i not in broken]
             vectors = {name: model_of(name).embed([contents[i] for i in kept], "document") for name in models}
-            own = positions[first : first + _ITEMS]
-            parts.append((own[kept], vectors, [(int(own[i]), why) for i, why in broken.items()]))
+            of_part = positions[first : first + _ITEMS]
+            parts.append((of_part[kept], vectors, [(int(of_part[i]), why) for i, why in broken.items()]))
         joined = {name: np.concatenate([vectors[name] for _, vectors, _ in parts]) for name in models}
-        lost = tuple(each for *_, broken in parts for each in broken)
+        lost = tuple(item for *_, broken in parts for item in broken)
         tokens = {name: model_of(name).tokens - read for name, read in before.items()}
-        return _without_useless(Embedded(np.concatenate([own for own, *_ in parts]), joined, lost, tokens), True)
+        embedded = np.concatenate([of_part for of_part, *_ in parts])
+        return _without_useless(Embedded(embedded, joined, lost, tokens), True)
 
     return embed
 
@@ -243,28 +220,28 @@ def _from_images(source: FromImages, wait: Callable[[int], None]) -> Embed:
     return embed
 
 
-def _without_useless(found: Embedded, zero_is_broken: bool) -> Embedded:
+def _without_useless(embedded: Embedded, zero_is_broken: bool) -> Embedded:
     """Treat items whose embedding cannot be compared as broken, so that they keep their old embedding."""
-    is_finite = np.all([np.isfinite(values).all(axis=1) for values in found.vectors.values()], axis=0)
-    is_zero = np.any([~values.any(axis=1) for values in found.vectors.values()], axis=0) & zero_is_broken
+    is_finite = np.all([np.isfinite(values).all(axis=1) for values in embedded.vectors.values()], axis=0)
+    is_zero = np.any([~values.any(axis=1) for values in embedded.vectors.values()], axis=0) & zero_is_broken
     good = is_finite & ~is_zero
-    useless = [(int(p), "its embedding is zero or not finite") for p in found.positions[~good]]
-    vectors = {model: values[good] for model, values in found.vectors.items()}
-    return Embedded(found.positions[good], vectors, (*found.broken, *useless), found.tokens)
+    useless = [(int(p), "its embedding is zero or not finite") for p in embedded.positions[~good]]
+    vectors = {model: values[good] for model, values in embedded.vectors.items()}
+    return Embedded(embedded.positions[good], vectors, (*embedded.broken, *useless), embedded.tokens)
 
 
-class Arrivals:
+class PartReports:
     """Tracks which operations have their embeddings on disk. drill: the drill's folder."""
 
     def __init__(self, drill: Path) -> None:
         self.drill = drill
-        self.reports: queue.Queue[BaseException | int | None] = queue.Queue()
+        self.queue: queue.Queue[BaseException | int | None] = queue.Queue()
 
     def wait_for(self, number: int, meanwhile: Callable[[], None]) -> None:
         """Returns when the operation's file exists. meanwhile: called every second."""
         while not part_path(self.drill, number).exists():
             try:
-                report = self.reports.get(timeout=_LOOK_S)
+                report = self.queue.get(timeout=_LOOK_S)
             except queue.Empty:
                 meanwhile()
                 continue
@@ -295,25 +272,32 @@ class EmbeddingSupervisor:
         self.wanted = 0
 
     @contextmanager
-    def running(self, plan: DrillPlan) -> Iterator[Arrivals]:
+    def running(self, plan: DrillPlan) -> Iterator[PartReports]:
         """Embed the missing operations in the background for the duration of the block, from ``set_rate`` on."""
-        arrivals = Arrivals(self.job.drill)
+        reports = PartReports(self.job.drill)
         shutil.rmtree(self.job.drill / ATTEMPTS, ignore_errors=True)  # of an earlier command
         missing = [o.number for o in plan.embedded if not part_path(self.job.drill, o.number).exists()]
 
+        self.wanted = min(number_of(self.job.actors), len(missing))
+        source = self.job.source
+        on_gpu = (isinstance(source, FromImages) and source.on_gpu) or (
+            isinstance(source, FromItems) and source.device.name == "cuda"
+        )
+        job, pool = replace(self.job, pacer=self.pacer), replace(self.job.actors, number=self.wanted)
+        numbers = [{"number": number} for number in missing]
+
         def run() -> None:
             try:
-                for number in embed_operations(missing, self.job, self.pacer):
-                    arrivals.reports.put(number)
-                arrivals.reports.put(None)
+                for row in embedded_parts(_OperationEmbedder, job, numbers, pool, on_gpu) if missing else ():
+                    reports.queue.put(row["number"])  # its file exists; roughly in this order
+                reports.queue.put(None)
             except BaseException as error:  # the driver raises it
-                arrivals.reports.put(error)
+                reports.queue.put(error)
 
-        self.wanted = min(number_of(self.job.actors), len(missing))
         self.thread = thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
-            yield arrivals
+            yield reports
         finally:
             # A running pipeline would outlive the connection to Ray, and its next call would start another Ray.
             if thread.is_alive():
@@ -336,11 +320,11 @@ class EmbeddingSupervisor:
 
     def note_broken(self, number: int) -> int:
         """Record which items of an operation could not be read; returns their number."""
-        found = read_broken(self.job.drill, number)
+        positions = read_broken(self.job.drill, number)
         self.broken.pop(number, None)
-        if len(found):
-            self.broken[number] = found
-        return len(found)
+        if len(positions):
+            self.broken[number] = positions
+        return len(positions)
 
     def make_again(self, bad: BadPartError) -> None:
         """Set aside the embeddings of an operation, and rebuild them.
@@ -385,7 +369,7 @@ class EmbeddingSupervisor:
         """What Ray knows of the embedding actors, dead ones included; it also counts the restarts of idle ones."""
         job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
         known = ray._private.state.actors(job_id=job)
-        name = f"MapWorker(Map({_Embedder.__name__}))"
+        name = f"MapWorker(Map({_OperationEmbedder.__name__}))"
         return [of for actor, of in known.items() if of["ActorClassName"] == name and actor not in self.earlier]
 
     def _state(self) -> PacerState:

@@ -52,8 +52,14 @@ class LiveShard:
         (method,) = find_methods((job.method,))
         network = load_network(job.network) if job.network else None
         sides = Sides(method, network, job.merge, job.distance, job.dims)
-        read_old = partial(job.gallery.vectors, models=method.old_models)
-        self.shard = Shard(self.plan, sides, job.place, read_old, self._train_vectors(sides))
+        read_old, train = partial(job.gallery.vectors, models=method.old_models), None
+        if job.train is not None and not (job.place.old_index.kind == job.place.new_index.kind == "exact"):
+            old, new = (
+                job.train.vectors(0, min(job.n_train, _TRAIN_ITEMS), models)
+                for models in (method.old_models, method.new_models)
+            )
+            train = {"backward": sides.gallery("backward", old), "forward": sides.gallery("forward", new)}
+        self.shard = Shard(self.plan, sides, job.place, read_old, train)
         with suppress(BadPartError):  # the driver calls apply again, which reports it
             self.apply(Journal(job.drill).applied())
         for queries in (1, 2):  # load compiled code before the first query
@@ -78,16 +84,6 @@ class LiveShard:
             self.shard.apply(operation, read_part(self.job.drill, operation) if operation.has_vectors else None)
             self.shard.compact()
         return self.shard.size(), os.getpid()
-
-    def _train_vectors(self, sides: Sides) -> dict[str, FloatArray] | None:
-        job = self.job
-        if job.train is None or (job.place.old_index.kind == job.place.new_index.kind == "exact"):
-            return None
-        old, new = (
-            job.train.vectors(0, min(job.n_train, _TRAIN_ITEMS), models)
-            for models in (sides.method.old_models, sides.method.new_models)
-        )
-        return {"backward": sides.gallery("backward", old), "forward": sides.gallery("forward", new)}
 
 
 def shards_need(jobs: list[ShardJob], settings: ShardSettings, gpus: float) -> dict[str, float]:
@@ -152,13 +148,13 @@ class Router:
         until = time.monotonic() + deadline_s
         retries = [0] * len(self.shards)
         asked = [self._ask(i, backward, forward, k, until, retries) for i in range(len(self.shards))]
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        for failed in found:
-            if isinstance(failed, TimeoutError):
-                raise UnansweredError(sum(retries)) from failed
-            if isinstance(failed, BaseException):
-                raise failed
-        answers = [shard for shard in found if isinstance(shard, ShardAnswer)]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, TimeoutError):
+                raise UnansweredError(sum(retries)) from outcome
+            if isinstance(outcome, BaseException):
+                raise outcome
+        answers = [outcome for outcome in outcomes if isinstance(outcome, ShardAnswer)]
         merged = merge_lists([shard.best for shard in answers], k)
         applied = [shard.applied for shard in answers]
         old, new = sum(shard.old_items for shard in answers), sum(shard.new_items for shard in answers)

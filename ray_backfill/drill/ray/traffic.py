@@ -29,8 +29,6 @@ _WRITE_S = 5.0
 _REST_S = 1.0
 # Seconds that the first answers may take, before any query is due.
 _WARM_UP_S = 60.0
-# Maximum number of requests that ``recent`` looks back on.
-_RECENT = 20_000
 
 
 class TrafficActor:
@@ -41,7 +39,7 @@ class TrafficActor:
         self.backward, self.forward = backward, forward
         self.watch = Watch(job.name)
         self.unwritten: list[EventRow] = []
-        self.recent_ms: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self.recent_ms: deque[tuple[float, float]] = deque(maxlen=20_000)
         self.files, self.is_stopped, self.zero = 0, False, 0.0
         self.failure: Exception | None = None
 
@@ -98,10 +96,10 @@ class TrafficActor:
             self.failure, self.is_stopped = error, True
         ended = time.time()
         latency_ms, number, is_answered = 1000 * (ended - scheduled), len(queries), routed is not None
-        found = (retries, 0, *[-1] * 4)
+        of_answer = (retries, 0, *[-1] * 4)
         if routed:
-            found = (routed.retries, routed.violations, *routed.applied, routed.old_items, routed.new_items)
-        event = EventRow(scheduled - self.zero, latency_ms, number, is_answered, is_warm_up, *found)
+            of_answer = (routed.retries, routed.violations, *routed.applied, routed.old_items, routed.new_items)
+        event = EventRow(scheduled - self.zero, latency_ms, number, is_answered, is_warm_up, *of_answer)
         self.unwritten.append(event)
         self.recent_ms.append((ended, event.latency_ms))
         # An unanswered request has waited at least this long; the latency quantiles must not hide it.
@@ -162,18 +160,25 @@ class Traffic:
 
     def recent_ms(self, seconds: float) -> list[float]:
         """The latencies in ms of the last ``seconds``, of the actors that are alive."""
-        found: list[float] = []
+        latencies_ms: list[float] = []
         for actor in list(self.actors):
             with suppress(ray.exceptions.RayActorError):
-                found += answer_of(actor.recent.remote(seconds))
-        return found
+                latencies_ms += answer_of(actor.recent.remote(seconds))
+        return latencies_ms
 
     def look_after(self) -> None:
         """Replace actors that died. Raises the error that stopped an actor, if any."""
         for call in ended(self.running):
             with suppress(ray.exceptions.RayActorError):
                 answer_of(call)
-            self._replace(self.running.index(call))
+            i = self.running.index(call)
+            self.senders[i] = sender = replace(self.senders[i], incarnation=self.senders[i].incarnation + 1)
+            self.restarted(sender)
+            ray.kill(self.actors[i])  # if only its connection was lost
+            # Ray might still count the dead node; the driver's is alive.
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+            self.actors[i] = self._made(sender, self.make.options(scheduling_strategy=here))
+            self.running[i] = self.actors[i].run.remote(self.zero, self.since)
 
     def stop(self) -> None:
         """Stop sending; returns when every request is answered or timed out, and all events are on disk."""
@@ -193,14 +198,4 @@ class Traffic:
         job = self.job
         sender.begin(job.folder)
         of_actor = TrafficJob(job.settings.traffic, job.folder, sender, job.questions.k, job.name)
-        made: ActorHandle = make.remote(of_actor, *self.sent)
-        return made
-
-    def _replace(self, i: int) -> None:
-        self.senders[i] = sender = replace(self.senders[i], incarnation=self.senders[i].incarnation + 1)
-        self.restarted(sender)
-        ray.kill(self.actors[i])  # if only its connection was lost
-        # Ray might still count the dead node; the driver's is alive.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        self.actors[i] = self._made(sender, self.make.options(scheduling_strategy=here))
-        self.running[i] = self.actors[i].run.remote(self.zero, self.since)
+        return make.remote(of_actor, *self.sent)

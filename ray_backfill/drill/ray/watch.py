@@ -21,7 +21,7 @@ LATENCY_BUCKETS_S = (*(float(f"{x}e{power}") for power in range(-3, 1) for x in 
 _REFRESH_S = 0.5
 
 
-class Metric(NamedTuple):
+class LiveMetric(NamedTuple):
     """tag: a tag in addition to ``drill``, if any."""
 
     name: str
@@ -39,19 +39,21 @@ class Metric(NamedTuple):
         return {self.tag: value} if self.tag else {}
 
 
-PROGRESS = Metric("backfill_progress", "gauge", "Share of the gallery that is backfilled, 0 to 1")
-PARTITION_ITEMS = Metric("backfill_partition_items", "gauge", "Items served by a partition", "partition")
-PARTITION_BYTES = Metric("backfill_partition_bytes", "gauge", "Bytes of a partition's vectors", "partition")
-ITEMS = Metric("backfill_items", "counter", "Items re-embedded and written, repeats included")
-RATE = Metric("backfill_rate_items_per_s", "gauge", "Items backfilled per second, measured by the driver")
-THROTTLE = Metric(
+PROGRESS = LiveMetric("backfill_progress", "gauge", "Share of the gallery that is backfilled, 0 to 1")
+PARTITION_ITEMS = LiveMetric("backfill_partition_items", "gauge", "Items served by a partition", "partition")
+PARTITION_BYTES = LiveMetric("backfill_partition_bytes", "gauge", "Bytes of a partition's vectors", "partition")
+ITEMS = LiveMetric("backfill_items", "counter", "Items re-embedded and written, repeats included")
+RATE = LiveMetric("backfill_rate_items_per_s", "gauge", "Items backfilled per second, measured by the driver")
+THROTTLE = LiveMetric(
     "backfill_throttle_items_per_s", "gauge", "Items per second that the throttle allows; absent without a limit"
 )
-QUALITY = Metric("backfill_live_quality", "gauge", "Quality of live answers at the last checkpoint, 0 to 1", "metric")
-INCIDENTS = Metric("backfill_incidents", "counter", "Faults: processes that died, writes that failed", "kind")
-LATENCY = Metric("backfill_query_latency_seconds", "histogram", "Time from a request's scheduled time to its end")
-QUERIES = Metric("backfill_queries", "counter", "Queries answered, or unanswered by their deadline", "outcome")
-RETRIES = Metric("backfill_retries", "counter", "Requests sent again after a shard died")
+QUALITY = LiveMetric(
+    "backfill_live_quality", "gauge", "Quality of live answers at the last checkpoint, 0 to 1", "metric"
+)
+INCIDENTS = LiveMetric("backfill_incidents", "counter", "Faults: processes that died, writes that failed", "kind")
+LATENCY = LiveMetric("backfill_query_latency_seconds", "histogram", "Time from a request's scheduled time to its end")
+QUERIES = LiveMetric("backfill_queries", "counter", "Queries answered, or unanswered by their deadline", "outcome")
+RETRIES = LiveMetric("backfill_retries", "counter", "Requests sent again after a shard died")
 METRICS = (
     PROGRESS, PARTITION_ITEMS, PARTITION_BYTES, ITEMS, RATE, THROTTLE, QUALITY, INCIDENTS, LATENCY, QUERIES, RETRIES,
 )  # fmt: skip
@@ -62,13 +64,13 @@ class Watch:
 
     def __init__(self, drill: str) -> None:
         self._metrics = {metric: _made(metric, drill) for metric in METRICS}
-        self._values: dict[tuple[Metric, str], float] = {}
+        self._values: dict[tuple[LiveMetric, str], float] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._refresh, daemon=True)
         self._thread.start()
 
-    def set(self, gauge: Metric, value: float, tag: str = "") -> None:
+    def set(self, gauge: LiveMetric, value: float, tag: str = "") -> None:
         """Set a gauge; an infinite value removes it."""
         with self._lock:
             if math.isinf(value):
@@ -77,12 +79,12 @@ class Watch:
                 self._values[gauge, tag] = float(value)
                 self._metrics[gauge].set(float(value), gauge.tags(tag))
 
-    def count(self, counter: Metric, by: float, tag: str = "") -> None:
+    def count(self, counter: LiveMetric, by: float, tag: str = "") -> None:
         """Increase a counter."""
         if by:  # Ray refuses to count by 0
             self._metrics[counter].inc(by, counter.tags(tag))
 
-    def observe(self, histogram: Metric, value: float) -> None:
+    def observe(self, histogram: LiveMetric, value: float) -> None:
         """Add a value to a histogram."""
         self._metrics[histogram].observe(value)
 
@@ -98,7 +100,7 @@ class Watch:
                     self._metrics[gauge].set(value, gauge.tags(tag))
 
 
-def _made(metric: Metric, drill: str) -> Any:
+def _made(metric: LiveMetric, drill: str) -> Any:
     tag_keys = ("drill", metric.tag) if metric.tag else ("drill",)
     if metric.kind == "histogram":
         made = Histogram(metric.name, metric.description, list(LATENCY_BUCKETS_S), tag_keys)

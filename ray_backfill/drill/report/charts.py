@@ -23,7 +23,6 @@ OLD_ITEMS, NEW_ITEMS = Style(page.MID, "-", "o", 1.6, 2), Style(COLOURS[0], "-",
 # Charts over time.
 MAX_POINTS = 450  # more points make a line darker, not finer
 WIDE = 12.0  # ratio of the highest to the lowest latency beyond which the scale is logarithmic
-HEIGHT = 250.0
 UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 P50, P99 = Style(COLOURS[0], "-", "", 1.4, 3), Style(COLOURS[1], "-", "", 1.4, 3)
 ANSWERED, UNANSWERED = Style(COLOURS[0], "-", "", 1.4, 3), Style(page.RED, "", "v", 2.0, 4, size=6)
@@ -36,7 +35,39 @@ Points = Any  # seconds of the timeline, grouped
 
 def quality_charts(drill: Drill) -> list[Chart]:
     """Live quality as dots on the replayed curve, a chart for each metric."""
-    return [_quality(drill, metric) for metric in drill.metrics]
+    t = 100 * np.array([c.t for c in drill.checkpoints])
+    back = np.array([c.is_rollback for c in drill.checkpoints])
+    charts = []
+    for metric in drill.metrics:
+        live, exact = 100 * np.array([(q.live, q.exact) for q in drill.quality[metric]]).T
+        curves = []
+        if (~back).any():
+            curves.append(DrawnCurve("live", "live", _from_to(live[~back] / 100), LIVE, t[~back], live[~back]))
+        if not drill.facts.is_exact or drill.facts.has_churn or not np.array_equal(live, exact, equal_nan=True):
+            curves.append(DrawnCurve("exact", "exact", _from_to(exact[~back] / 100), EXACT, t, exact))
+        if back.any():
+            last = percent(live[back][-1] / 100)
+            curves.append(DrawnCurve("back", "live, rolled back", last, BACK, t[back], live[back]))
+        styles = {"backfill": REPLAYED} | page.REFERENCE_STYLES
+        for serving, title in (("backfill", "replayed"), ("new", "new model alone"), ("old", "old service")):
+            points = drill.replayed.get((metric, serving))
+            if points is not None:
+                at, value = np.array([(point.t, point.value) for point in points]).T
+                curves.append(DrawnCurve(title, title, _from_to(value), styles[serving], 100 * at, 100 * value))
+        gaps = [g.size for g in drill.off_promise() if g.metric == metric and np.isfinite(g.size)]
+        notes: tuple[str, ...] = ()
+        if gaps and (farthest := max(gaps, key=abs)) == 0:
+            notes = (f"live − replayed: 0 at {len(gaps)} of {len(drill.checkpoints)}",)
+        elif gaps:
+            notes = (f"live − replayed: up to {signed_points(farthest)} points",)
+        reference = "the replayed curve" if (metric, "backfill") in drill.replayed else "exact indexes"
+        choices = (metric,) if len(drill.metrics) > 1 else ()
+        chart = Chart(
+            f"{metric}: the live service and {reference}", f"{metric} (%)", "start → end (%)", tuple(curves), choices,
+            notes, x_range=X_RANGE, y_range=range_of(curves),
+        )  # fmt: skip
+        charts.append(chart)
+    return charts
 
 
 def recall_charts(drill: Drill) -> list[Chart]:
@@ -82,47 +113,6 @@ def partition_charts(drill: Drill) -> list[Chart]:
         )  # fmt: skip
         charts.append(chart)
     return charts
-
-
-def _quality(drill: Drill, metric: str) -> Chart:
-    curves = _live_curves(drill, metric)
-    styles = {"backfill": REPLAYED} | page.REFERENCE_STYLES
-    for serving, title in (("backfill", "replayed"), ("new", "new model alone"), ("old", "old service")):
-        curve = drill.replayed.get((metric, serving))
-        if curve is not None:
-            t, value = np.array([(point.t, point.value) for point in curve]).T
-            curves.append(DrawnCurve(title, title, _from_to(value), styles[serving], 100 * t, 100 * value))
-    reference = "the replayed curve" if (metric, "backfill") in drill.replayed else "exact indexes"
-    choices = (metric,) if len(drill.metrics) > 1 else ()
-    return Chart(
-        f"{metric}: the live service and {reference}", f"{metric} (%)", "start → end (%)", tuple(curves), choices,
-        tuple(_notes(drill, metric)), x_range=X_RANGE, y_range=range_of(curves),
-    )  # fmt: skip
-
-
-def _live_curves(drill: Drill, metric: str) -> list[DrawnCurve]:
-    live, exact = 100 * np.array([(q.live, q.exact) for q in drill.quality[metric]]).T
-    t = 100 * np.array([c.t for c in drill.checkpoints])
-    back = np.array([c.is_rollback for c in drill.checkpoints])
-    curves = []
-    if (~back).any():
-        curves.append(DrawnCurve("live", "live", _from_to(live[~back] / 100), LIVE, t[~back], live[~back]))
-    if not drill.facts.is_exact or drill.facts.has_churn or not np.array_equal(live, exact, equal_nan=True):
-        curves.append(DrawnCurve("exact", "exact", _from_to(exact[~back] / 100), EXACT, t, exact))
-    if back.any():
-        last = percent(live[back][-1] / 100)
-        curves.append(DrawnCurve("back", "live, rolled back", last, BACK, t[back], live[back]))
-    return curves
-
-
-def _notes(drill: Drill, metric: str) -> list[str]:
-    gaps = [g.size for g in drill.off_promise() if g.metric == metric and np.isfinite(g.size)]
-    if not gaps:
-        return []
-    farthest = max(gaps, key=abs)
-    if farthest == 0:
-        return [f"live − replayed: 0 at {len(gaps)} of {len(drill.checkpoints)}"]
-    return [f"live − replayed: up to {signed_points(farthest)} points"]
 
 
 def _from_to(values: NDArray[np.float64]) -> str:
@@ -205,7 +195,7 @@ def _chart(
         title, unit, header, tuple(curves), (), notes, f"{name} since the drill began", name,
         (ends[0] / size, ends[1] / size), y_range, is_log,
         rules=tuple(page.Rule(when / size, style) for style, times in marks for when in times),
-        shades=tuple(zip(begun.tolist(), ended.tolist(), strict=True)), height=HEIGHT,
+        shades=tuple(zip(begun.tolist(), ended.tolist(), strict=True)), height=250.0,
     )  # fmt: skip
 
 

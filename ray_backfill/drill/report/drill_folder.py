@@ -12,18 +12,8 @@ import pandas as pd
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import RowT, read_manifest, read_table, rows_of
-from ray_backfill.drill.tables import (
-    FORMAT,
-    SERVING,
-    CheckpointRow,
-    DrillFacts,
-    IncidentRow,
-    Phase,
-    PhaseRow,
-    QualityRow,
-    ReplayedRow,
-    SecondRow,
-)
+from ray_backfill.drill import tables
+from ray_backfill.drill.tables import CheckpointRow, Phase, QualityRow
 
 AGAIN = "run the live drill again"
 SAME_T = 1e-6  # tolerance for equal progress: a millionth of a gallery is at most a few items
@@ -47,11 +37,11 @@ class Drill:
 
     checkpoints: tuple[CheckpointRow, ...]
     quality: dict[str, list[QualityRow]]
-    replayed: dict[tuple[str, str], list[ReplayedRow]]
+    replayed: dict[tuple[str, str], list[tables.ReplayedRow]]
     timeline: pd.DataFrame
-    phases: dict[str, PhaseRow]
-    incidents: tuple[IncidentRow, ...]
-    facts: DrillFacts
+    phases: dict[str, tables.PhaseRow]
+    incidents: tuple[tables.IncidentRow, ...]
+    facts: tables.DrillFacts
     settings: Mapping[str, Any]
 
     @property
@@ -92,7 +82,7 @@ class Drill:
     @property
     def queries_per_s(self) -> float:
         """Rate of answered queries in all phases but warm-ups and measurements; NaN without traffic."""
-        serving = [self.phases[name] for name in SERVING if name in self.phases]
+        serving = [self.phases[name] for name in tables.SERVING if name in self.phases]
         seconds = sum(phase.seconds for phase in serving)
         return sum(phase.queries for phase in serving) / seconds if self.has_traffic and seconds else math.nan
 
@@ -116,14 +106,14 @@ class Drill:
         return self._gaps(lambda row, checkpoint: self.promised(checkpoint, row.metric))
 
     def _gaps(self, reference: Callable[[QualityRow, CheckpointRow], float]) -> list[Gap]:
-        found = []
+        gaps = []
         for metric in self.metrics:
             for row, checkpoint in zip(self.quality[metric], self.checkpoints, strict=True):
                 wanted = reference(row, checkpoint)
                 if not math.isnan(wanted):
                     # A missing live value counts as an infinite gap.
-                    found.append(Gap(math.inf if math.isnan(row.live) else row.live - wanted, metric, checkpoint))
-        return found
+                    gaps.append(Gap(math.inf if math.isnan(row.live) else row.live - wanted, metric, checkpoint))
+        return gaps
 
     @cached_property
     def missing(self) -> list[tuple[CheckpointRow, int]]:
@@ -149,17 +139,17 @@ def read_drill(folder: Path) -> Drill:
         table = read_table(folder / f"{name}.parquet", row_type, AGAIN, may_be_empty)
         return sorted(rows_of(row_type, table), key=by)
 
-    manifest = read_manifest(folder / "manifest.json", ("primary_metric",), AGAIN, FORMAT)
+    manifest = read_manifest(folder / "manifest.json", ("primary_metric",), AGAIN, tables.FORMAT)
     checkpoints = rows("checkpoints", CheckpointRow, lambda c: c.moment)
     quality = _grouped(rows("quality", QualityRow, lambda q: q.moment), lambda q: q.metric)
     drill = Drill(
         tuple(checkpoints),
         quality,
-        _grouped(rows("replayed", ReplayedRow, lambda r: r.t), lambda r: (r.metric, r.serving)),
-        read_table(folder / "timeline.parquet", SecondRow, AGAIN, may_be_empty=True).sort_values("elapsed_s"),
-        {row.phase: row for row in rows("phases", PhaseRow, lambda p: list(Phase).index(Phase(p.phase)), True)},
-        tuple(rows("incidents", IncidentRow, lambda i: i.elapsed_s, may_be_empty=True)),
-        DrillFacts.of(manifest),
+        _grouped(rows("replayed", tables.ReplayedRow, lambda r: r.t), lambda r: (r.metric, r.serving)),
+        read_table(folder / "timeline.parquet", tables.SecondRow, AGAIN, may_be_empty=True).sort_values("elapsed_s"),
+        {row.phase: row for row in rows("phases", tables.PhaseRow, lambda p: list(Phase).index(Phase(p.phase)), True)},
+        tuple(rows("incidents", tables.IncidentRow, lambda i: i.elapsed_s, may_be_empty=True)),
+        tables.DrillFacts.of(manifest),
         manifest.get("settings", {}),
     )
     path = folder / "quality.parquet"

@@ -1,21 +1,19 @@
 """The page of a live drill as one self-contained HTML file."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from ray_backfill.drill.report import charts, sentences
 from ray_backfill.drill.report.drill_folder import Drill
-from ray_backfill.drill.tables import CheckpointRow, IncidentRow, QualityRow
+from ray_backfill.drill.tables import CheckpointRow, QualityRow
 from ray_backfill.page.heading import date_of, name_of, recipe_of, top_notes, without_folders
 from ray_backfill.page.numbers import count, duration, megabytes, milliseconds, percent, rate, signed_points
 from ray_backfill.page.parts import bind, data_facts, flatten, page_charts, page_environment
-from ray_backfill.page.sections import Cell, PageTable, table_of, text_table, word
+from ray_backfill.page.sections import Cell, table_of, text_table, word
 
 PHASE_HEADS = ["phase", "seconds", "p50 (ms)", "p99 (ms)", "answered", "queries/s", "unanswered", "items", "items/s"]
 SPACE = "\u00a0"  # keeps a heading from breaking here
-# Heading, whether the column is shown, and the cell of a row.
-Column = tuple[str, bool, Callable[[CheckpointRow, QualityRow], str]]
 FEW = "few"  # requests, too few for a quantile
 MANY_INCIDENTS = 20  # only this many incidents are shown without unfolding
 
@@ -23,6 +21,10 @@ MANY_INCIDENTS = 20  # only this many incidents are shown without unfolding
 def render(drill: Drill) -> str:
     """The HTML page."""
     invented, notes = top_notes(drill.facts.data.get("notes", []))
+    alarms = [(c, f"{count(c.violations)} answers violated an invariant") for c in drill.checkpoints if c.violations]
+    alarms += [(c, f"the partitions serve {sentences.wrong_number(items)}") for c, items in drill.missing]
+    incidents = [(Cell(duration(i.elapsed_s)), word(i.kind), word(without_folders(i.detail))) for i in drill.incidents]
+    lines = [[*zip(("time", "incident", "details"), row, strict=True)] for row in incidents]
     data, template = drill.facts.data, page_environment(Path(__file__).parent).get_template("live.html.jinja")
     return template.render(
         drill=drill,
@@ -30,7 +32,7 @@ def render(drill: Drill) -> str:
         details=_bound(" ".join(sentences.details(drill))),
         source=sentences.source(drill),
         facts=_facts(drill),
-        alarms=_alarms(drill),
+        alarms=[_bound(f"At {sentences.moment(checkpoint)}: {what}.") for checkpoint, what in alarms],
         alarming=sentences.is_alarming(drill),
         invented=invented,
         name=name_of(data),
@@ -44,7 +46,7 @@ def render(drill: Drill) -> str:
             (metric, text_table(f"{metric} at every checkpoint", *metric_table(drill, metric)))
             for metric in drill.metrics
         ],
-        incidents=[_incidents(found) for found in (drill.incidents[:MANY_INCIDENTS], drill.incidents) if found],
+        incidents=[table_of("Incidents", some, css="") for some in (lines[:MANY_INCIDENTS], lines) if some],
         command=without_folders(drill.facts.command),
         data=data_facts(data),
         notes=notes,
@@ -83,17 +85,6 @@ def _facts(drill: Drill) -> dict[str, str]:
     return facts | {"primary metric": drill.primary}
 
 
-def _alarms(drill: Drill) -> list[str]:
-    broken = [(c, f"{count(c.violations)} answers violated an invariant") for c in drill.checkpoints if c.violations]
-    missing = [(c, f"the partitions serve {sentences.wrong_number(items)}") for c, items in drill.missing]
-    return [_bound(f"At {sentences.moment(checkpoint)}: {what}.") for checkpoint, what in broken + missing]
-
-
-def _incidents(found: Sequence[IncidentRow]) -> PageTable:
-    rows = [(Cell(duration(i.elapsed_s)), word(i.kind), word(without_folders(i.detail))) for i in found]
-    return table_of("Incidents", [[*zip(("time", "incident", "details"), row, strict=True)] for row in rows], css="")
-
-
 def _phases(drill: Drill) -> list[list[str]]:
     """One row per phase; [] without traffic. Counts add up to those of the whole drill."""
     if not drill.has_traffic:
@@ -115,7 +106,8 @@ def wait(latency_ms: float, requests: int) -> str:
 def checkpoint_table(drill: Drill) -> tuple[list[str], list[list[str]]]:
     """Headings, and one row per checkpoint: quality in the primary metric in per cent, differences in points."""
     approximate, traffic = not drill.facts.is_exact, drill.has_traffic
-    columns: list[Column] = [
+    # Heading, whether the column is shown, and the cell of a row.
+    columns: list[tuple[str, bool, Callable[[CheckpointRow, QualityRow], str]]] = [
         ("t", True, lambda c, q: where(c)),
         ("elapsed", True, lambda c, q: duration(c.elapsed_s)),
         ("live", True, lambda c, q: percent(q.live)),

@@ -107,7 +107,21 @@ def _promise(drill: Drill) -> str:
     if math.isinf(farthest.size):
         return f"Live answers gave no {farthest.metric} at {moment(farthest.checkpoint)}, where exact indexes do."
     if farthest.size == 0:
-        return _equal(drill, off_promise, everywhere)
+        off = max(off_promise, key=lambda g: abs(g.size), default=None)
+        known = len({g.checkpoint.moment for g in off_promise})
+        if off is not None and off.size == 0 and known == len(drill.checkpoints):
+            return f"Live quality equals the replayed curve {everywhere}."
+        exact = f"Live quality equals what exact indexes give {everywhere}"
+        if off is None:
+            return f"{exact}."
+        if off.size == 0:
+            return f"{exact}, and the replayed curve at the {known} of them that the replay covers."
+        why = ""
+        if drill.facts.has_churn:
+            why = ", which does not model inserted and deleted items"
+        elif any(c.kept_old for c in drill.checkpoints):
+            why = ", which does not model broken images"
+        return f"{exact}; it differs by up to {_unsigned(off)} from the replayed curve{why}."
     if drill.facts.is_exact:
         return (
             f"Live quality is not what exact indexes give: it is off by up to {_unsigned(farthest)}, although both "
@@ -117,24 +131,6 @@ def _promise(drill: Drill) -> str:
     if lowest.size >= 0:
         return f"With approximate indexes, live quality is not below that of exact ones {everywhere}."
     return f"With approximate indexes, live quality stays within {_unsigned(lowest)} of what exact ones give."
-
-
-def _equal(drill: Drill, off_promise: list[Gap], everywhere: str) -> str:
-    off = max(off_promise, key=lambda g: abs(g.size), default=None)
-    known = len({g.checkpoint.moment for g in off_promise})
-    if off is not None and off.size == 0 and known == len(drill.checkpoints):
-        return f"Live quality equals the replayed curve {everywhere}."
-    exact = f"Live quality equals what exact indexes give {everywhere}"
-    if off is None:
-        return f"{exact}."
-    if off.size == 0:
-        return f"{exact}, and the replayed curve at the {known} of them that the replay covers."
-    why = ""
-    if drill.facts.has_churn:
-        why = ", which does not model inserted and deleted items"
-    elif any(c.kept_old for c in drill.checkpoints):
-        why = ", which does not model broken images"
-    return f"{exact}; it differs by up to {_unsigned(off)} from the replayed curve{why}."
 
 
 def _unsigned(gap: Gap) -> str:
@@ -154,7 +150,7 @@ def _losses(drill: Drill) -> str:
         answers = "answer" if violations == 1 else "answers"
         bad.append(f"{count(violations)} {answers} violated an invariant of the service")
     if drill.missing:
-        checkpoint, items = max(drill.missing, key=lambda found: abs(found[1]))
+        checkpoint, items = max(drill.missing, key=lambda missing: abs(missing[1]))
         bad.append(f"at {moment(checkpoint)} {wrong_number(items)} were served")
     if unanswered:
         bad.append(f"{count(unanswered)} of {count(sent)} queries got no answer")
@@ -209,10 +205,10 @@ def _approximate(drill: Drill) -> str:
         return ""
     old = [(c.old_recall, "old", c) for c in drill.checkpoints]
     new = [(c.new_recall, "new", c) for c in drill.checkpoints]
-    known = [found for found in old + new if math.isfinite(found[0])]
-    if not known:
+    recalls = [recall for recall in old + new if math.isfinite(recall[0])]
+    if not recalls:
         return ""
-    lowest, side, checkpoint = min(known, key=lambda found: found[0])
+    lowest, side, checkpoint = min(recalls, key=lambda recall: recall[0])
     return f"The lowest recall was {percent_sign(lowest)} ({side} items, {moment(checkpoint)})."
 
 

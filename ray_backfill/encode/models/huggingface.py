@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.encode.encoder import IMAGE, TEXT, Device, Encoder, ModelKind
+from ray_backfill.encode.encoder import IMAGE, TEXT, Device, ModelKind
 from ray_backfill.encode.models.torch_settings import OPTIONS, precision, ready, torch_dtype
 from ray_backfill.encode.spec import POOLINGS, Spec
 
@@ -59,11 +59,14 @@ class TextModel(_OfTransformers):
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(spec.name)
         except Exception as error:
             raise InputError(f"{spec} has no tokenizer, so it embeds no texts: {type(error).__name__}") from error
-        own = _own_pooling(Path(spec.name))
+        folder = Path(spec.name)
+        own = _own_pooling(folder)
         self._pooling = spec.pooling or own or "mean"
         if self._pooling not in POOLINGS:
             raise InputError(f"{spec} pools by {own}; use sentence-transformers:, or choose with pooling=mean")
-        self._normalise = (Path(spec.name) / "2_Normalize").is_dir() or _has_normalise(Path(spec.name))
+        modules = folder / "modules.json"
+        names = modules.read_text(encoding="utf-8") if modules.is_file() else ""
+        self._normalise = (folder / "2_Normalize").is_dir() or "Normalize" in names
         self._tokens = spec.tokens or min(self._tokenizer.model_max_length, _positions(self._model))
 
     def prepare(self, items: Sequence[Any], side: str) -> Any:
@@ -117,7 +120,12 @@ class VisionModel(_OfTransformers):
                 pooled = getattr(output, "pooler_output", None)
                 states = output.last_hidden_state
                 wants = self._spec.pooling or ("" if pooled is not None else "mean")
-                vectors = states[:, 0] if wants == "cls" else _mean(states) if wants == "mean" else pooled
+                if wants == "cls":
+                    vectors = states[:, 0]
+                elif wants == "mean":  # over positions: (B, n, d) of a transformer, (B, d, h, w) of convolutions
+                    vectors = states.mean(1) if states.ndim == 3 else states.mean((2, 3))
+                else:
+                    vectors = pooled
         return self._finished(vectors.flatten(1), False)
 
     def identity(self) -> dict[str, Any]:
@@ -134,11 +142,6 @@ def _positions(model: Any) -> int:
     return int(getattr(model.config, "max_position_embeddings", 512)) - max(taken, default=0)
 
 
-def _mean(states: Any) -> Any:
-    """Over positions: (B, n, d) of a transformer, (B, d, h, w) of a convolutional network."""
-    return states.mean(1) if states.ndim == 3 else states.mean((2, 3))
-
-
 def _own_pooling(folder: Path) -> str:
     """The pooling that a folder of sentence-transformers records, or ""."""
     path = folder / "1_Pooling" / "config.json"
@@ -148,11 +151,6 @@ def _own_pooling(folder: Path) -> str:
     known = {"pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
     earlier = next((name for key, name in known.items() if config.get(key)), "")
     return {"lasttoken": "last"}.get(config.get("pooling_mode"), config.get("pooling_mode") or earlier)
-
-
-def _has_normalise(folder: Path) -> bool:
-    path = folder / "modules.json"
-    return path.is_file() and "Normalize" in path.read_text(encoding="utf-8")
 
 
 def hash_of_config(config: Any) -> str:
@@ -190,14 +188,11 @@ def hash_of_tensors(named: Iterable[tuple[str, Any]]) -> str:
     return digest.hexdigest()
 
 
-def _load(spec: Spec, modality: str, device: Device) -> Encoder:
-    return TextModel(spec, device) if modality == TEXT else VisionModel(spec, device)
-
-
 MODELS = (
     ModelKind(
         "hf", (TEXT, IMAGE), "hf:NAME_OR_FOLDER",
-        "A text or vision model of transformers. Texts are pooled as its folder says, otherwise by their mean.", _load,
+        "A text or vision model of transformers. Texts are pooled as its folder says, otherwise by their mean.",
+        lambda spec, modality, device: TextModel(spec, device) if modality == TEXT else VisionModel(spec, device),
         ("pooling", "normalise", "tokens", *OPTIONS), "'ray-backfill[cpu]'",
     ),
 )  # fmt: skip

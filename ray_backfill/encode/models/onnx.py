@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.encode.encoder import TEXT, Device, Encoder, ModelKind
+from ray_backfill.encode.encoder import TEXT, Device, ModelKind
 from ray_backfill.encode.spec import Spec
-
-_MOST_TOKENS = 512
 
 
 class OnnxModel:
@@ -37,9 +35,9 @@ class OnnxModel:
             first = str(error).strip().splitlines()[0]
             raise InputError(f"{file} cannot be loaded by ONNX Runtime: {first[:200]}") from error
         self._tokenizer = Tokenizer.from_file(str(beside))
-        self._tokenizer.enable_truncation(spec.tokens or _MOST_TOKENS)
+        self._tokenizer.enable_truncation(spec.tokens or 512)
         self._tokenizer.enable_padding()
-        self._names, self._spec = {each.name for each in self._session.get_inputs()}, spec
+        self._names, self._spec = {given.name for given in self._session.get_inputs()}, spec
         mark = hashlib.blake2b(beside.read_bytes(), digest_size=12)
         for part in sorted(file.parent.glob(f"{file.name}*")):  # weights of large models stand beside it
             with part.open("rb") as opened:
@@ -50,36 +48,29 @@ class OnnxModel:
     def prepare(self, items: Sequence[Any], side: str) -> Any:
         tokens = self._tokenizer.encode_batch(list(items))
         return {
-            "input_ids": np.array([each.ids for each in tokens], np.int64),
-            "attention_mask": np.array([each.attention_mask for each in tokens], np.int64),
-            "token_type_ids": np.array([each.type_ids for each in tokens], np.int64),
+            "input_ids": np.array([of_text.ids for of_text in tokens], np.int64),
+            "attention_mask": np.array([of_text.attention_mask for of_text in tokens], np.int64),
+            "token_type_ids": np.array([of_text.type_ids for of_text in tokens], np.int64),
         }
 
     def __call__(self, prepared: Any, side: str) -> Any:
-        found = self._session.run(None, {name: x for name, x in prepared.items() if name in self._names})[0]
-        if found.ndim == 3:
-            found = _pooled(found, prepared["attention_mask"], self._spec.pooling or "mean")
-        return found
+        states = self._session.run(None, {name: x for name, x in prepared.items() if name in self._names})[0]
+        mask, pooling = prepared["attention_mask"], self._spec.pooling or "mean"
+        if states.ndim != 3:
+            return states
+        if pooling == "cls":
+            return states[:, 0]
+        if pooling == "last":
+            return states[np.arange(len(states)), mask.sum(1) - 1]
+        return (states * mask[..., None]).sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)
 
     def identity(self) -> dict[str, Any]:
         return {"file": self._mark, "pooling": self._spec.pooling or "mean", "length": self._spec.tokens}
 
 
-def _pooled(states: Any, mask: Any, pooling: str) -> Any:
-    if pooling == "cls":
-        return states[:, 0]
-    if pooling == "last":
-        return states[np.arange(len(states)), mask.sum(1) - 1]
-    return (states * mask[..., None]).sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)
-
-
-def _load(spec: Spec, modality: str, device: Device) -> Encoder:
-    return OnnxModel(spec, device)
-
-
 MODELS = (
     ModelKind(
-        "onnx", (TEXT,), "onnx:FILE.onnx", "A text model by ONNX Runtime, with tokenizer.json beside the file.", _load,
-        ("pooling", "tokens"), "onnxruntime tokenizers",
+        "onnx", (TEXT,), "onnx:FILE.onnx", "A text model by ONNX Runtime, with tokenizer.json beside the file.",
+        lambda spec, modality, device: OnnxModel(spec, device), ("pooling", "tokens"), "onnxruntime tokenizers",
     ),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.secrets import learn, learn_value
-from ray_backfill.encode.encoder import TEXT, Device, Encoder, ModelKind, tokens_in
+from ray_backfill.encode.encoder import TEXT, Device, ModelKind, tokens_in
 from ray_backfill.encode.spec import Spec
 
 _DEFAULT = "https://api.openai.com/v1"
@@ -78,12 +78,19 @@ class OpenAi:
         return items
 
     def __call__(self, prepared: Any, side: str) -> Any:
+        from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+
         texts = [text[: _most_characters(self._spec)] for text in prepared]
         body: dict[str, Any] = {"model": self._spec.name, "input": texts}
         if self._spec.dims:
             body["dimensions"] = self._spec.dims
+        busy = retry_if_exception_type(_BusyError)
+        tries = Retrying(stop=stop_after_attempt(_TRIES), retry=busy, wait=_pause, sleep=time.sleep, reraise=True)
         try:
-            rows = self._asked(body)
+            rows = tries(self._answer, body)
+        except _BusyError as error:
+            why = f"{self._url} did not answer in {_TRIES} tries ({error.args[0]})"
+            raise InputError(f"{why}; run the same command again later") from error
         except _TooLongError:
             if len(texts) > 1:
                 half = -(-len(texts) // 2)
@@ -97,42 +104,31 @@ class OpenAi:
             why = f"{self._url} returned {error} for {self._spec}"
             raise InputError(f"{why}; export OPENAI_BASE_URL of a service that keeps to OpenAI's protocol") from error
 
-    def _asked(self, body: dict[str, Any]) -> Any:
-        """The data of the answer to a request, which is repeated while the service is busy."""
-        from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
-
-        busy = retry_if_exception_type(_BusyError)
-        tries = Retrying(stop=stop_after_attempt(_TRIES), retry=busy, wait=_pause, sleep=time.sleep, reraise=True)
-        try:
-            return tries(self._answer, body)
-        except _BusyError as error:
-            why = f"{self._url} did not answer in {_TRIES} tries ({error.args[0]})"
-            raise InputError(f"{why}; run the same command again later") from error
-
     def _answer(self, body: dict[str, Any]) -> Any:
         """The data of the answer to one request. Raises _BusyError if another may succeed, otherwise InputError."""
         import httpx
         from anyio.from_thread import start_blocking_portal
 
-        self._wait_for_turn()
+        time.sleep(max(0.0, self._next_s - time.monotonic()))  # its turn
+        self._next_s = time.monotonic() + (60 * self._processes / self._spec.rpm if self._spec.rpm else 0)
         try:
             with start_blocking_portal() as portal:  # a thread: in notebooks this one has a loop already
                 answer, content = portal.call(self._sent, json.dumps(body).encode(), len(body["input"]))
         except (httpx.RequestError, TimeoutError) as error:
             raise _BusyError(f"{type(error).__name__} within {_TIMEOUT_S:g} s: {error}", 0.0) from error
         try:
-            found = json.loads(content)
+            said = json.loads(content)
         except (ValueError, RecursionError):
-            found = None
-        if answer.is_success and isinstance(found, dict) and found.get("data"):
-            self._count(found, body["input"])
-            return found["data"]
+            said = None
+        if answer.is_success and isinstance(said, dict) and said.get("data"):
+            self._count(said, body["input"])
+            return said["data"]
         if to := answer.next_request:
             place = str(to.url.copy_with(userinfo=b"", query=None, fragment=None)).removesuffix("/embeddings")
             why = f"{self._url} redirects to {place} ({answer.status_code}), where the key was not sent"
             raise InputError(f"{why}; export OPENAI_BASE_URL as the address of the service itself")
         reason = "without vectors" if answer.is_success else answer.reason_phrase
-        why = f"{answer.status_code} {reason} {_said(found)}".strip()
+        why = f"{answer.status_code} {reason} {_said(said)}".strip()
         is_long = re.search(_TOO_LONG.get(answer.status_code, "^$"), why, re.IGNORECASE)
         if is_long or not (answer.is_success or answer.status_code in _AGAIN):
             kind = _TooLongError if is_long else InputError
@@ -156,10 +152,6 @@ class OpenAi:
                         why = f"{self._url} answers with more than {most >> 20} MiB for {texts} texts"
                         raise InputError(f"{why}; export another OPENAI_BASE_URL, or lower dims")
         return answer, body
-
-    def _wait_for_turn(self) -> None:
-        time.sleep(max(0.0, self._next_s - time.monotonic()))
-        self._next_s = time.monotonic() + (60 * self._processes / self._spec.rpm if self._spec.rpm else 0)
 
     def _count(self, answer: dict[str, Any], texts: list[str]) -> None:
         """Note the tokens that the service has read, and wait as long as they take of the limit."""
@@ -232,13 +224,10 @@ def _asked_wait(header: str | None) -> float:
     return min(seconds, _LONGEST_WAIT_S) if seconds > 0 else 0.0  # NaN is not
 
 
-def _load(spec: Spec, modality: str, device: Device) -> Encoder:
-    return OpenAi(spec, device)
-
-
 MODELS = (
     ModelKind(
         "openai", (TEXT,), "openai:MODEL", "Any endpoint of OpenAI's protocol: OPENAI_BASE_URL and OPENAI_API_KEY.",
-        _load, ("rpm", "tpm", "price", "tokens"), "httpx tenacity", reads=_most_characters, batch=OpenAi.batch,
+        lambda spec, modality, device: OpenAi(spec, device), ("rpm", "tpm", "price", "tokens"), "httpx tenacity",
+        reads=_most_characters, batch=OpenAi.batch,
     ),
 )  # fmt: skip

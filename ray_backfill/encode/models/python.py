@@ -65,9 +65,9 @@ def _load(spec: Spec, modality: str, device: Device) -> Encoder:
         raise InputError(f"{spec}: {name} cannot be imported: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         raise InputError(f"{spec}: the module {name} has no {attribute}")
-    found = getattr(module, attribute)
+    thing = getattr(module, attribute)
     try:
-        made = found() if inspect.isclass(found) else found
+        made = thing() if inspect.isclass(thing) else thing
     except (Exception, SystemExit) as error:
         raise InputError(f"{spec}: {attribute}() failed: {type(error).__name__}: {error}") from error
     if not callable(made):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ray_backfill.encode.encoder import IMAGE, TEXT, Device, Encoder, ModelKind
+from ray_backfill.encode.encoder import IMAGE, TEXT, Device, ModelKind
 from ray_backfill.encode.models.huggingface import (
     hash_of_config,
     hash_of_tensors,
@@ -38,9 +38,9 @@ class SentenceTransformers:
             raise not_found(spec, error) from error
         if spec.tokens:
             self._model.max_seq_length = spec.tokens
-        for each in self._model:
-            if hasattr(each, "auto_model"):  # the library calls it, and not what contains it
-                ready(each.auto_model, spec, device)
+        for module in self._model:
+            if hasattr(module, "auto_model"):  # the library calls it, and not what contains it
+                ready(module.auto_model, spec, device)
         self._spec = spec
 
     def prepare(self, items: Sequence[Any], side: str) -> Any:
@@ -56,10 +56,10 @@ class SentenceTransformers:
 
     def identity(self) -> dict[str, Any]:
         model, settings = self._model, []
-        for each in model:
-            own = each.get_config_dict() if hasattr(each, "get_config_dict") else {}
-            of_network = hash_of_config(each.auto_model.config) if hasattr(each, "auto_model") else ""
-            settings.append([type(each).__name__, json.loads(json.dumps(own, default=str)), of_network])
+        for module in model:
+            own = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
+            of_network = hash_of_config(module.auto_model.config) if hasattr(module, "auto_model") else ""
+            settings.append([type(module).__name__, json.loads(json.dumps(own, default=str)), of_network])
         tokenizer = getattr(model, "tokenizer", None)
         return {
             "weights": hash_of_tensors(model.state_dict().items()), "pipeline": hash_of_text(json.dumps(settings)),
@@ -69,14 +69,11 @@ class SentenceTransformers:
         }  # fmt: skip
 
 
-def _load(spec: Spec, modality: str, device: Device) -> Encoder:
-    return SentenceTransformers(spec, device)
-
-
 MODELS = (
     ModelKind(
         "sentence-transformers", (TEXT, IMAGE), "sentence-transformers:NAME_OR_FOLDER",
-        "A model of the library sentence-transformers, as its own encode_query() and encode_document() embed.", _load,
-        ("tokens", *OPTIONS), "sentence-transformers",
+        "A model of the library sentence-transformers, as its own encode_query() and encode_document() embed.",
+        lambda spec, modality, device: SentenceTransformers(spec, device), ("tokens", *OPTIONS),
+        "sentence-transformers",
     ),
 )  # fmt: skip

@@ -19,10 +19,10 @@ from PIL import Image
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import DataSet, Published, PublishedSettings, wrong_layout
-from ray_backfill.images.download import Archive, fetch_folder
+from ray_backfill.images.download import RemoteArchive, fetch_folder
 from ray_backfill.images.source import ImageSource, Items, Pixels, identity_of
 
-ARCHIVE = Archive(
+ARCHIVE = RemoteArchive(
     "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary"
 )
 _FILES = {"train": "train.bin", "gallery": "test.bin"}

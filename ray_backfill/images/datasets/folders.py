@@ -18,24 +18,17 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets import (
-    DataSet,
-    Published,
-    PublishedSettings,
-    require_counts,
-    require_folders,
-    wrong_layout,
-)
+from ray_backfill.images import datasets
 from ray_backfill.images.draws import shuffled
 from ray_backfill.images.listing import Listing, class_folders, classes_below, list_folders, list_zips
 from ray_backfill.images.source import FileSource, ImageSource, Items, digest_items
 
 
-def _list(settings: PublishedSettings, folders: Sequence[str], top: str) -> Listing:
+def _list(settings: datasets.PublishedSettings, folders: Sequence[str], top: str) -> Listing:
     """List these folders, below the root or below ``top`` in it, a folder that the archive may have around them."""
     inside = settings.folder / top
     root = inside if (inside / folders[0]).is_dir() else settings.folder
-    require_folders(settings, root, folders)
+    datasets.require_folders(settings, root, folders)
     return list_folders(str(root), below=folders)
 
 
@@ -59,7 +52,7 @@ def _refuse_unknown(dataset: str, what: str, unknown: list[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Places365Settings(PublishedSettings):
+class Places365Settings(datasets.PublishedSettings):
     """Location and image size."""
 
 
@@ -70,7 +63,7 @@ def open_places365(settings: Places365Settings) -> ImageSource:
 
 
 @dataclass(frozen=True)
-class TinyImageNetSettings(PublishedSettings):
+class TinyImageNetSettings(datasets.PublishedSettings):
     """Location and image size."""
 
     root: str
@@ -89,29 +82,27 @@ def open_tiny_imagenet(settings: TinyImageNetSettings) -> ImageSource:
     elif settings.root and folder.is_dir():
         listing = list_folders(str(folder), below=names)
     else:
-        raise wrong_layout(settings, "there is no tiny_imagenet.zip")
+        raise datasets.wrong_layout(settings, "there is no tiny_imagenet.zip")
     for split in names:
         if not any(classes_below(listing, split).values()):
-            raise wrong_layout(settings, f"there is no folder {split} with class folders", listing.root)
+            raise datasets.wrong_layout(settings, f"there is no folder {split} with class folders", listing.root)
     _, splits = _by_class("tiny_imagenet", listing, {split: split for split in names})
-    if settings.queries:
-        splits |= _set_aside(splits["gallery"], settings.queries)
+    if settings.queries:  # the first of each class; items of a class follow each other
+        gallery = splits["gallery"]
+        _, first, counts = np.unique(gallery.labels_N, return_index=True, return_counts=True)
+        if not 0 < settings.queries < counts.min():
+            raise InputError(
+                f"--images.queries must be at least 0 and less than {counts.min()}, which a class has; got "
+                f"{settings.queries}"
+            )
+        is_query_N = np.arange(len(gallery)) - np.repeat(first, counts) < settings.queries
+        splits["gallery"] = gallery.take(np.flatnonzero(~is_query_N))
+        splits["queries"] = gallery.take(np.flatnonzero(is_query_N))
     return FileSource("tiny_imagenet", settings, listing, splits)
 
 
-def _set_aside(gallery: Items, queries: int) -> dict[str, Items]:
-    """The first images of each class as queries, and the gallery without them. Items of a class follow each other."""
-    _, first, counts = np.unique(gallery.labels_N, return_index=True, return_counts=True)
-    if not 0 < queries < counts.min():
-        raise InputError(
-            f"--images.queries must be at least 0 and less than {counts.min()}, which a class has; got {queries}"
-        )
-    is_query_N = np.arange(len(gallery.labels_N)) - np.repeat(first, counts) < queries
-    return {"gallery": gallery.take(np.flatnonzero(~is_query_N)), "queries": gallery.take(np.flatnonzero(is_query_N))}
-
-
 @dataclass(frozen=True)
-class Market1501Settings(PublishedSettings):
+class Market1501Settings(datasets.PublishedSettings):
     """Location and image size."""
 
 
@@ -128,11 +119,11 @@ def open_market1501(settings: Market1501Settings) -> ImageSource:
     Gallery images with a query's identity and camera are ignored.
     """
     listing = _list(settings, tuple(_MARKET_FOLDERS.values()), "Market-1501-v15.09.15")
-    found = pc.extract_regex(listing.names, pattern=_MARKET_NAME)
-    if found.null_count:
-        where = listing.where(int(np.argmax(found.is_null().to_numpy(zero_copy_only=False))))
+    named = pc.extract_regex(listing.names, pattern=_MARKET_NAME)
+    if named.null_count:
+        where = listing.where(int(np.argmax(named.is_null().to_numpy(zero_copy_only=False))))
         raise InputError(f"{where} is not named like an image of Market-1501 (0002_c1s1_000451_03.jpg): remove it")
-    identity_N, camera_N = (pc.cast(found.field(name), pa.int64()).to_numpy() for name in ("identity", "camera"))
+    identity_N, camera_N = (pc.cast(named.field(name), pa.int64()).to_numpy() for name in ("identity", "camera"))
     positions = {}
     for split, folder in _MARKET_FOLDERS.items():
         if folder not in listing.folders:
@@ -152,7 +143,7 @@ def open_market1501(settings: Market1501Settings) -> ImageSource:
 
 
 @dataclass(frozen=True)
-class VGGFace2Settings(PublishedSettings):
+class VGGFace2Settings(datasets.PublishedSettings):
     """Location, image size and gallery sample."""
 
     per_class: int = 50
@@ -171,26 +162,26 @@ def open_vggface2(settings: VGGFace2Settings) -> ImageSource:
     Deviates: gender is taken from identity_meta.csv, which has it for everyone. FastFill used attributes known for
     5,300 people, and in its gender experiment evaluated on 250 women and 250 men of the training set.
     """
-    require_counts(settings, "per_class")
+    datasets.require_counts(settings, "per_class")
     listing = _list(settings, ("train", "test"), "data")
     tables = [path for folder in ("", "meta") if (path := settings.folder / folder / "identity_meta.csv").is_file()]
     if not tables:
-        raise wrong_layout(settings, "there is no file identity_meta.csv")
+        raise datasets.wrong_layout(settings, "there is no file identity_meta.csv")
     labels_F, groups_F = _people(listing, tables[0])
     # Files are sorted by folder, so each person has consecutive positions.
     starts = np.searchsorted(listing.folder_N, np.arange(len(listing.folders) + 1))
-    found: dict[str, list[NDArray[np.int64]]] = {"train": [], "gallery": []}
+    rows_of: dict[str, list[NDArray[np.int64]]] = {"train": [], "gallery": []}
     for folder, first, last in zip(listing.folders, starts[:-1], starts[1:], strict=True):
         top, _, person = folder.partition("/")
         if top == "train":
-            found["train"].append(np.arange(first, last))
+            rows_of["train"].append(np.arange(first, last))
         else:
             drawn = shuffled(settings.seed, person, last - first)[: settings.per_class]
-            found["gallery"].append(first + np.sort(drawn))
-    for top, parts in zip(("train", "test"), found.values(), strict=True):
+            rows_of["gallery"].append(first + np.sort(drawn))
+    for top, parts in zip(("train", "test"), rows_of.values(), strict=True):
         if not parts:
-            raise wrong_layout(settings, f"there are no images in {top}")
-    positions = {split: np.concatenate(parts) for split, parts in found.items()}
+            raise datasets.wrong_layout(settings, f"there are no images in {top}")
+    positions = {split: np.concatenate(parts) for split, parts in rows_of.items()}
     folder_of = {split: listing.folder_N[rows] for split, rows in positions.items()}
     splits = {split: Items(np.arange(len(at)), labels_F[at], groups_F[at]) for split, at in folder_of.items()}
     return FileSource("vggface2", settings, listing, splits, positions, facts={"items": digest_items(splits)})
@@ -244,7 +235,7 @@ def _fields(row: list[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class ImageNetSettings(PublishedSettings):
+class ImageNetSettings(datasets.PublishedSettings):
     """Location and image size."""
 
 
@@ -313,7 +304,7 @@ def _ground_truth(settings: ImageNetSettings) -> tuple[Path, list[str]]:
         if file.is_file():
             return file, _read_ground_truth(file)
     problem = f"val has no class folders, and there is neither {_GROUND_TRUTH} nor {_SOLUTION} with its classes"
-    raise wrong_layout(settings, problem, root)
+    raise datasets.wrong_layout(settings, problem, root)
 
 
 def _read_solution(file: Path) -> list[str]:
@@ -368,26 +359,26 @@ def _read_meta(file: Path) -> dict[int, str]:
     try:
         synsets = np.atleast_1d(loadmat(file, squeeze_me=True)["synsets"])
         leaves = synsets[synsets["num_children"].astype(np.int64) == 0]
-        found = dict(zip(leaves["ILSVRC2012_ID"].astype(int).tolist(), leaves["WNID"].tolist(), strict=True))
+        wnid_of = dict(zip(leaves["ILSVRC2012_ID"].astype(int).tolist(), leaves["WNID"].tolist(), strict=True))
     # scipy raises a dozen unrelated errors for a damaged file, and numpy others for an unexpected structure.
     except Exception as error:
         raise InputError(
             f"imagenet: {file} cannot be read ({type(error).__name__}: {error}): unpack the development kit again"
         ) from error
-    if not found or not all(re.fullmatch(_WNID, wnid) for wnid in found.values()):
+    if not wnid_of or not all(re.fullmatch(_WNID, wnid) for wnid in wnid_of.values()):
         raise InputError(f"imagenet: {file} has no WordNet ids: unpack the development kit again")
-    return found
+    return wnid_of
 
 
 DATASETS = (
     # Zhou et al., Places: a 10 million image database for scene recognition, PAMI 2017: photographs of kinds of places
     # in the official "easy directory structure", 256 x 256 pixels. The gallery, the validation images, queries itself.
     # Labels are ranks of the sorted classes, as in the official list.
-    DataSet(
+    datasets.DataSet(
         "places365",
         Places365Settings,
         open_places365,
-        Published(train=1_803_460, classes=365, gallery=36_500, decoded_per_s=1200),
+        datasets.Published(train=1_803_460, classes=365, gallery=36_500, decoded_per_s=1200),
         "http://places2.csail.mit.edu/download.html, places365standard_easyformat.tar (24 GB; no account, but you must "
         "agree to its terms: research and education only)",
         "places365_standard/train/<class>/*.jpg and places365_standard/val/<class>/*.jpg",
@@ -395,31 +386,31 @@ DATASETS = (
     # A part of Tiny ImageNet, which was made of ImageNet: 64 x 64 pixels, of each class 150 photographs to train on and
     # 50 others as the gallery, which queries itself unless some are set aside. Labels are ranks of the sorted
     # classes.
-    DataSet(
+    datasets.DataSet(
         "tiny_imagenet",
         TinyImageNetSettings,
         open_tiny_imagenet,
-        Published(train=30_000, classes=200, gallery=10_000, decoded_per_s=500),
+        datasets.Published(train=30_000, classes=200, gallery=10_000, decoded_per_s=500),
         "http://cs231n.stanford.edu/tiny-imagenet-200.zip (for research that is not commercial)",
         "tiny_imagenet.zip, or tiny_imagenet/ unpacked from it, with train/<class>/*.jpg and gallery/<class>/*.jpg: "
         "any of its labelled photographs in these folders",
     ),
     # 1,501 people seen by six cameras, 64 x 128 pixels.
-    DataSet(
+    datasets.DataSet(
         "market1501",
         Market1501Settings,
         open_market1501,
-        Published(train=12_936, classes=751, gallery=15_913, queries=3_368, decoded_per_s=2000),
+        datasets.Published(train=12_936, classes=751, gallery=15_913, queries=3_368, decoded_per_s=2000),
         "https://zheng-lab.cecs.anu.edu.au/Project/project_reid.html (for research; cite its paper)",
         "bounding_box_train/, bounding_box_test/ and query/, each with files such as 0002_c1s1_000451_03.jpg, "
         "perhaps below Market-1501-v15.09.15/",
     ),
     # Faces of 9,131 people, 137 x 180 pixels on average, in a folder per person; labels are their numbers.
-    DataSet(
+    datasets.DataSet(
         "vggface2",
         VGGFace2Settings,
         open_vggface2,
-        Published(train=3_141_890, classes=8_631, gallery=25_000, decoded_per_s=1500),
+        datasets.Published(train=3_141_890, classes=8_631, gallery=25_000, decoded_per_s=1500),
         "https://www.robots.ox.ac.uk/~vgg/data/vgg_face2/ (for research; ask there whether and how it is handed out)",
         "train/n000002/0001_01.jpg ..., test/n000001/0001_01.jpg ... (or both below data/), and identity_meta.csv "
         "(or meta/identity_meta.csv)",
@@ -427,11 +418,11 @@ DATASETS = (
     # Russakovsky et al., ImageNet Large Scale Visual Recognition Challenge, IJCV 2015: photographs of objects, as
     # distributed by its owners or Kaggle. The gallery, the validation images, queries itself. The images belong to
     # their photographers. Decoding was measured with photographs of 500 x 375 pixels (90 kB): 344.
-    DataSet(
+    datasets.DataSet(
         "imagenet",
         ImageNetSettings,
         open_imagenet,
-        Published(train=1_281_167, classes=1000, gallery=50_000, decoded_per_s=500),
+        datasets.Published(train=1_281_167, classes=1000, gallery=50_000, decoded_per_s=500),
         "https://image-net.org/download-images.php (ILSVRC2012; an account is needed, for non-commercial research), or "
         "kaggle.com/c/imagenet-object-localization-challenge (an account is needed)",
         "train/<wnid>/*.JPEG and val/<wnid>/*.JPEG; or val/ILSVRC2012_val_*.JPEG with "

@@ -57,12 +57,17 @@ def open_images(settings: Settings) -> ImageSource:
     ids = {"train": train, "gallery": gallery, "queries": queries}
     splits = {split: Items(np.arange(len(of)), of) for split, of in (("train", train_N), ("gallery", gallery_N))}
     splits["queries"] = Items(np.arange(len(queries)), np.full(len(queries), -1), positives_N=positives_Q)
-    paths = pa.concat_arrays([_paths(ids[split], folder) for split, folder in _FOLDERS.items()])
+    paths_of = []
+    for split, folder in _FOLDERS.items():  # folder/a/b/c/abc....jpg
+        letters = [pc.utf8_slice_codeunits(ids[split], i, i + 1) for i in range(3)]
+        named = pc.binary_join_element_wise(ids[split], "jpg", ".")
+        paths_of.append(pc.binary_join_element_wise(folder, *letters, named, "/"))
     firsts = np.cumsum([0, *(len(ids[split]) for split in _FOLDERS)])[:-1]
     positions = {split: first + splits[split].ids_N for split, first in zip(_FOLDERS, firsts, strict=True)}
     facts = {"items": digest_items(splits)}
     folder_N = np.repeat(np.arange(len(_FOLDERS)), [len(ids[split]) for split in _FOLDERS])
-    files = with_archives(Paths(str(root), paths), [root / folder for folder in _FOLDERS.values()], folder_N)
+    paths = Paths(str(root), pa.concat_arrays(paths_of))
+    files = with_archives(paths, [root / folder for folder in _FOLDERS.values()], folder_N)
     return FileSource("gldv2", settings, files, splits, positions, facts=facts)
 
 
@@ -169,23 +174,12 @@ def _check_ids(ids: pa.Array, path: Path) -> None:
         raise InputError(f"{path}: the image {twice[0].as_py()} occurs twice; keep one line and one landmark per image")
 
 
-def _paths(ids: pa.Array, folder: str) -> pa.Array:
-    """Paths folder/a/b/c/abc....jpg of these ids."""
-    letters = [pc.utf8_slice_codeunits(ids, i, i + 1) for i in range(3)]
-    named = pc.binary_join_element_wise(ids, "jpg", ".")
-    return pc.binary_join_element_wise(folder, *letters, named, "/")
-
-
-def _published(settings: Settings) -> Published:
-    return Published(train=1_580_470, classes=81_313, gallery=761_757, queries=_N_QUERIES[settings.queries])
-
-
 DATASETS = (
     DataSet(
         "gldv2",
         Settings,
         open_images,
-        _published,
+        lambda settings: Published(1_580_470, classes=81_313, gallery=761_757, queries=_N_QUERIES[settings.queries]),
         "https://github.com/cvdfoundation/google-landmark (no account needed; each image has its own licence)",
         "train/0/1/2/0123456789abcdef.jpg ..., index/ and test/ likewise; and, beside them or in metadata/, "
         "train_clean.csv (or train.csv), index_image_to_landmark.csv (or index.csv), retrieval_solution_v2.1.csv",

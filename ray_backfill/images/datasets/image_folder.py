@@ -15,7 +15,7 @@ import numpy as np
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import DataSet, check_own_images
 from ray_backfill.images.draws import divide
-from ray_backfill.images.listing import Listing, class_folders, list_images
+from ray_backfill.images.listing import class_folders, list_images
 from ray_backfill.images.source import NAMES_OF, SPLITS, FileSource, ImageSource
 
 _LISTS = (".csv", ".tsv", ".txt", ".parquet", ".json", ".jsonl")
@@ -52,8 +52,10 @@ def open_images(settings: Settings) -> ImageSource:
             "or .parquet file that lists images"
         )
     listing = list_images(settings.root)
-    if own := _own_splits(listing):
-        _, splits = class_folders(listing, own)
+    tops = {folder.split("/", 1)[0] for folder in listing.folders}
+    top_of = {split: there[0] for split in SPLITS if (there := [name for name in NAMES_OF[split] if name in tops])}
+    if {"train", "gallery"} <= top_of.keys():
+        _, splits = class_folders(listing, top_of)
     else:
         names, whole = class_folders(listing, {"": ""})
         train_N = divide(names, whole[""].labels_N, settings.train_fraction, settings.seed)
@@ -61,12 +63,6 @@ def open_images(settings: Settings) -> ImageSource:
             split: whole[""].take(np.flatnonzero(of)) for split, of in (("train", train_N), ("gallery", ~train_N))
         }
     return FileSource("image_folder", settings, listing, splits, channels=settings.channels)
-
-
-def _own_splits(listing: Listing) -> dict[str, str]:
-    tops = {folder.split("/", 1)[0] for folder in listing.folders}
-    found = {split: there[0] for split in SPLITS if (there := [name for name in NAMES_OF[split] if name in tops])}
-    return found if {"train", "gallery"} <= found.keys() else {}
 
 
 DATASETS = (DataSet("image_folder", Settings, open_images),)

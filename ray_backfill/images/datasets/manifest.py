@@ -65,7 +65,7 @@ def open_images(settings: Settings) -> ImageSource:
     Cost: one pass over the manifest; memory for the paths, and about forty bytes per row.
     """
     check_own_images(settings)
-    table = _Table.read(settings.root)
+    table = _Manifest.read(settings.root)
     names, _ = _by_name(table.coded["label"], _UNKNOWN)
     labels_N = _coded({name: number for number, name in enumerate(names)}, table.coded["label"])
     split_N = _split_of_rows(table, names, labels_N, settings)
@@ -79,7 +79,7 @@ def open_images(settings: Settings) -> ImageSource:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _Manifest:
     """The manifest's columns: paths, ids, and the other existing ones, "" where empty. ``root``: for messages."""
 
     root: str
@@ -88,18 +88,29 @@ class _Table:
     coded: dict[str, pa.DictionaryArray]
 
     @classmethod
-    def read(cls, root: str) -> "_Table":
-        files = _find_files(root)
+    def read(cls, root: str) -> "_Manifest":
+        path = Path(root).expanduser()
+        files = sorted(path.glob("[!._]*.parquet")) if root and path.is_dir() else [path]
+        are_tables = all(file.is_file() and file.suffix.lower() in (".csv", ".parquet") for file in files)
+        if not root or not files or not are_tables:
+            raise InputError(
+                f"no manifest at {root!r}: expected a .csv or .parquet file, or a folder of .parquet files"
+            )
         gathered: dict[str, list[pa.Array]] = {}
         with step(f"read {root}", unit="rows") as bar:
             for file in files:
                 try:
-                    for batch in _read_csv(file) if file.suffix.lower() == ".csv" else _read_parquet(file):
+                    for batch in _batches(file):
                         for name, column in zip(batch.schema.names, batch.columns, strict=True):
                             gathered.setdefault(name, []).append(_packed(name, column))
                         bar.advance(len(batch))
                 except (pa.ArrowException, OSError, UnicodeDecodeError, csv.Error) as error:
-                    raise InputError(f"cannot read {file}: {' '.join(str(error).split())}{_hint(error)}") from error
+                    why = " ".join(str(error).split())
+                    if "columns, got" in why:
+                        why += "; a path with a comma needs quotes around it"
+                    elif "UTF8" in why or isinstance(error, UnicodeDecodeError):
+                        why += "; save it as UTF-8"
+                    raise InputError(f"cannot read {file}: {why}") from error
         if not gathered:
             raise InputError(f"{root} has no rows: list at least one image")
         paths = pa.concat_arrays(gathered.pop("path"))
@@ -110,14 +121,6 @@ class _Table:
 
     def row(self, row: int) -> str:
         return f"row {row + 1} of {self.root} ({self.paths[row].as_py()!r})"
-
-
-def _find_files(root: str) -> list[Path]:
-    path = Path(root).expanduser()
-    files = sorted(path.glob("[!._]*.parquet")) if root and path.is_dir() else [path]
-    if root and files and all(file.is_file() and file.suffix.lower() in (".csv", ".parquet") for file in files):
-        return files
-    raise InputError(f"no manifest at {root!r}: expected a .csv or .parquet file, or a folder of .parquet files")
 
 
 def _images_root(settings: Settings) -> str:
@@ -132,11 +135,15 @@ def _images_root(settings: Settings) -> str:
     return str(path if path.is_dir() else path.parent)
 
 
-def _read_csv(file: Path) -> Iterator[pa.RecordBatch]:
+def _batches(file: Path) -> Iterator[pa.RecordBatch]:
+    if file.suffix.lower() != ".csv":
+        with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+            yield from parquet.iter_batches(_BATCH, columns=_wanted(file, parquet.schema_arrow.names))
+        return
     with file.open(encoding="utf-8-sig", newline="") as opened:
         header = [name.strip() for name in next(csv.reader(opened), [])]
     wanted = _wanted(file, header)
-    reader = pa_csv.open_csv(
+    yield from pa_csv.open_csv(
         file,
         read_options=pa_csv.ReadOptions(column_names=header, skip_rows=1),
         # Read everything as text: the label 007 is not 7, and a type inferred from the first rows may fail later.
@@ -144,13 +151,6 @@ def _read_csv(file: Path) -> Iterator[pa.RecordBatch]:
             include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=False
         ),
     )
-    yield from reader
-
-
-def _read_parquet(file: Path) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(file, page_checksum_verification=True) as opened:
-        wanted = _wanted(file, opened.schema_arrow.names)
-        yield from opened.iter_batches(_BATCH, columns=wanted)
 
 
 def _wanted(file: Path, there: list[str]) -> list[str]:
@@ -166,12 +166,6 @@ def _wanted(file: Path, there: list[str]) -> list[str]:
     if twice:
         raise InputError(f"{file} has two columns {twice[0]!r}: remove one")
     return wanted
-
-
-def _hint(error: Exception) -> str:
-    if "columns, got" in str(error):
-        return "; a path with a comma needs quotes around it"
-    return "; save it as UTF-8" if "UTF8" in str(error) or isinstance(error, UnicodeDecodeError) else ""
 
 
 def _packed(name: str, column: pa.Array) -> pa.Array:
@@ -236,7 +230,7 @@ def _coded(number_of: dict[str, int], column: pa.DictionaryArray) -> NDArray[np.
 
 
 def _split_of_rows(
-    table: _Table, names: list[str], labels_N: NDArray[np.int64], settings: Settings
+    table: _Manifest, names: list[str], labels_N: NDArray[np.int64], settings: Settings
 ) -> NDArray[np.int8]:
     """(N,) the split of each row as an index into SPLITS: the manifest's own, or a division."""
     train, gallery = SPLITS.index("train"), SPLITS.index("gallery")
@@ -262,7 +256,7 @@ def _split_of_rows(
 
 
 def _check_rows(
-    table: _Table, split_N: NDArray[np.int8], labels_N: NDArray[np.int64], cameras_N: NDArray[np.int64] | None
+    table: _Manifest, split_N: NDArray[np.int8], labels_N: NDArray[np.int64], cameras_N: NDArray[np.int64] | None
 ) -> None:
     wrong_of = {
         "has no path": pc.equal(table.paths, "").to_numpy(zero_copy_only=False),

@@ -20,13 +20,7 @@ from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.backbones import BackboneInfo, embed_macs, embed_parameters, load_backbone, save_backbone
 from ray_backfill.learn.models.gather import rank_and_size
-from ray_backfill.learn.training.backbone_loop import (
-    Epoch,
-    images_per_worker,
-    step_cost,
-    train_backbone,
-    training_rows,
-)
+from ray_backfill.learn.training.backbone_loop import Epoch, images_per_worker, step_cost, train_backbone, training_rows
 from ray_backfill.learn.training.batches import feeding
 from ray_backfill.learn.training.objective import Classification, OldModel
 from ray_backfill.learn.training.settings import BackboneSettings, BackboneTraining

@@ -12,7 +12,6 @@ from ray_backfill.engine.orders import find_order
 from ray_backfill.images.class_split import VALIDATION, split_classes
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.reading import require_readable
-from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.backbones import check_arch
 from ray_backfill.learn.training.backbone_loop import images_per_worker, training_rows
@@ -79,20 +78,13 @@ def check_evaluation(recipe: Recipe[Any], workers: int) -> None:
             method.fit.check(stand_in, recipe.fits, workers)
     if recipe.fits.tune > 1 and VALIDATION not in source.splits:
         raise InputError("--tune needs a validation split, and nothing is held out: give --protocol.validation 0.1")
-    _check_queries(source)
-
-
-def _check_queries(source: ImageSource) -> None:
-    """Raises InputError if no gallery image could answer the queries. The label -1 means an unknown class."""
-    labels, counts = np.unique(source.items("gallery").labels_N, return_counts=True)
-    if "queries" not in source.splits:
+    labels, counts = np.unique(source.items("gallery").labels_N, return_counts=True)  # -1: of an unknown class
+    queries = source.items("queries") if "queries" in source.splits else None
+    if queries is None:
         if not (counts[labels >= 0] > 1).any():
             raise InputError("the gallery queries itself, but no class has two images there: there is nothing to find")
-        return
-    queries = source.items("queries")
-    if queries.positives_N is not None:
+    elif queries.positives_N is not None:
         if not len(queries.positives_N.flatten()):
             raise InputError("no query has a right answer in the gallery: there is nothing to measure")
-        return
-    if not np.isin(queries.labels_N, labels[labels >= 0]).any():
+    elif not np.isin(queries.labels_N, labels[labels >= 0]).any():
         raise InputError("no query shows a class that the gallery has: there is nothing to find")

@@ -41,7 +41,7 @@ _Outputs = dict[str, NDArray[Any]]  # of a batch or a part: column -> (B,) or (B
 
 
 @dataclass(frozen=True)
-class Part:
+class EmbedPart:
     """Rows start .. stop - 1 of the embedded ones of a split, stored in one file, and one for each further view."""
 
     split: str
@@ -108,14 +108,14 @@ class EmbedRequest:
             return np.flatnonzero(np.isin(items.ids_N, self.only))
         return training_rows(items.labels_N, self.train_classes) if split == "train" else np.arange(len(items))
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[EmbedPart]:
         """The rows to embed, divided into parts."""
         size = self.settings.part_rows
         for split in ("gallery",) if self.only else open_images(self.data).splits:
             n_rows = len(self.rows(split))
             views = self.settings.views if split == "train" else 1
             for number, start in enumerate(range(0, n_rows, size)):
-                yield Part(split, number, start, min(start + size, n_rows), views)
+                yield EmbedPart(split, number, start, min(start + size, n_rows), views)
 
 
 def embed_stage(folder: Path, request: EmbedRequest, actors: EmbedActors, overwrite: bool = False) -> Path:
@@ -143,26 +143,36 @@ def embed_stage(folder: Path, request: EmbedRequest, actors: EmbedActors, overwr
         require_readable(open_images(request.data))
         with session():
             number, on_gpu = placed(actors)
-            job = _Job(request, str(folder), threads_of(actors), on_gpu, actors.decode_cpus)
-            facts = _embed_all(missing, images, job, replace(actors, number=min(number, len(missing))))
-    write_parquet(folder / "broken.parquet", broken := _collect_broken(folder, parts))
+            job = _ImagesJob(request, str(folder), threads_of(actors), on_gpu, actors.decode_cpus)
+            pool, works = replace(actors, number=min(number, len(missing))), list[Work]()
+            left = sum(len(part) for part in missing)
+            since, fed = time.perf_counter(), None
+            with task("embed", images, "images", done=images - left) as bar:
+                for row in embedded_parts(_ImageEmbedder, job, [asdict(part) for part in missing], pool, on_gpu):
+                    works.append(Work(**row))
+                    bar.advance(works[-1].images)
+                    fed = feeding(total(works), job.decoders, on_gpu, job.lent)
+                    if fed:
+                        bar.note(f"{fed.limit}-bound")
+                if fed:
+                    bar.note(fed.sentence())
+            if fed:
+                rate = round(left / (time.perf_counter() - since), 1)
+                facts = {"feeding": {"actors": number_of(pool), "images_per_s": rate} | fed.facts()}
+    broken: list[dict[str, Any]] = []
+    for part in parts:  # every row of every part must be accounted for
+        metadata = [open_checked(path).metadata for path in part.paths(folder)]
+        of_part = json.loads(metadata[0].metadata[_BROKEN])
+        for path, of_file in zip(part.paths(folder), metadata, strict=True):
+            if of_file.num_rows + len(of_part) != len(part):
+                raise RuntimeError(f"{path} has lost rows: {of_file.num_rows} + {len(of_part)} broken")
+        broken += [{"split": part.split, "id": image_id, "reason": reason} for image_id, reason in of_part]
+    types = pa.schema({"split": pa.string(), "id": pa.int64(), "reason": pa.string()})
+    write_parquet(folder / "broken.parquet", pa.Table.from_pylist(broken, types))
     write_parquet(folder / "classifier.parquet", _classifier(request.models["new"]))
     remove_halves(folder)
     finish_stage(folder, {"images": images - len(broken), "broken_images": len(broken)} | facts)
     return folder
-
-
-def _collect_broken(folder: Path, parts: list[Part]) -> pa.Table:
-    """All broken images as a table (split, id, reason); checks that every row of every part is accounted for."""
-    found: list[dict[str, Any]] = []
-    for part in parts:
-        metadata = [open_checked(path).metadata for path in part.paths(folder)]
-        broken = json.loads(metadata[0].metadata[_BROKEN])
-        for path, of_file in zip(part.paths(folder), metadata, strict=True):
-            if of_file.num_rows + len(broken) != len(part):
-                raise RuntimeError(f"{path} has lost rows: {of_file.num_rows} + {len(broken)} broken")
-        found += [{"split": part.split, "id": image_id, "reason": reason} for image_id, reason in broken]
-    return pa.Table.from_pylist(found, pa.schema({"split": pa.string(), "id": pa.int64(), "reason": pa.string()}))
 
 
 def _classifier(backbone: Path) -> pa.Table:
@@ -186,13 +196,13 @@ def _holds_more(folder: Path, wanted: RunKey) -> bool:
     if not is_finished(folder):
         return False
     manifest, models = read_json(folder / "manifest.json"), wanted.settings["models"]
-    found = manifest["settings"]
-    there = {name: identity for name, identity in found.get("models", {}).items() if name in models}
-    return not wanted.difference(manifest | {"settings": found | {"models": there}})
+    settings = manifest["settings"]
+    there = {name: identity for name, identity in settings.get("models", {}).items() if name in models}
+    return not wanted.difference(manifest | {"settings": settings | {"models": there}})
 
 
 @dataclass(frozen=True)
-class _Job:
+class _ImagesJob:
     """Input of every actor. threads: own ones. lent: further CPUs, on any node, that decode for it."""
 
     request: EmbedRequest
@@ -207,31 +217,10 @@ class _Job:
         return self.threads + self.lent
 
 
-def _embed_all(missing: list[Part], images: int, job: _Job, actors: EmbedActors) -> dict[str, Any]:
-    """Embed the missing parts; returns the rate and its bottleneck. images: number of images in all parts."""
-    done = sum(len(part) for part in missing)
-    works: list[Work] = []
-    since = time.perf_counter()
-    with task("embed", images, "images", done=images - done) as bar:
-        for row in embedded_parts(_Embedder, job, [asdict(part) for part in missing], actors, job.on_gpu):
-            works.append(Work(**row))
-            bar.advance(works[-1].images)
-            if so_far := feeding(total(works), job.decoders, job.on_gpu, job.lent):
-                bar.note(f"{so_far.limit}-bound")
-        if found := feeding(total(works), job.decoders, job.on_gpu, job.lent):
-            bar.note(found.sentence())
-    if found is None:
-        return {}
-    return {
-        "feeding": {"actors": number_of(actors), "images_per_s": round(done / (time.perf_counter() - since), 1)}
-        | found.facts()
-    }
-
-
-class _Embedder:
+class _ImageEmbedder:
     """One actor: the models and the source stay loaded; each call embeds and writes a part."""
 
-    def __init__(self, job: _Job) -> None:
+    def __init__(self, job: _ImagesJob) -> None:
         request = self._request = job.request
         self._job, self._source = job, source_for(request.data, job.threads, job.lent)
         self._device = torch.device("cuda" if job.on_gpu else "cpu")
@@ -241,11 +230,11 @@ class _Embedder:
 
     def __call__(self, part: dict[str, Any]) -> dict[str, Any]:
         try:
-            return asdict(self._make(Part(**part))) | {"problem": ""}
+            return asdict(self._make(EmbedPart(**part))) | {"problem": ""}
         except InputError as error:
             return asdict(Work()) | {"problem": str(error)}
 
-    def _make(self, part: Part) -> Work:
+    def _make(self, part: EmbedPart) -> Work:
         """Embed a part and write it; returns the work done."""
         decoding, started, started_cpu = DecodeTimes(), time.perf_counter(), time.process_time()
         tables = self._embed(part, decoding)
@@ -261,7 +250,7 @@ class _Embedder:
             **asdict(decoding),
         )
 
-    def _embed(self, part: Part, decoding: DecodeTimes) -> list[pa.Table]:
+    def _embed(self, part: EmbedPart, decoding: DecodeTimes) -> list[pa.Table]:
         """The tables of a part's files."""
         split, size = part.split, self._request.settings.batch
         items = self._source.items(split)

@@ -66,16 +66,6 @@ def _job(recipe: Recipe[Any], role: str, old: Path | None) -> BackboneJob:
     return BackboneJob(f"{title} backbone", recipe.source, classes, backbone, model.training, name, old)
 
 
-def _check_memory(recipe: Recipe[Any], roles: Sequence[str], workers: int) -> None:
-    """Raise InputError if one of these backbones does not fit into the GPUs, before the first one is trained."""
-    source, old = open_images(recipe.source), _job(recipe, "old", None)
-    labels_N = source.items("train").labels_N
-    for role in roles:
-        job = _job(recipe, role, None)
-        n_rows = len(training_rows(labels_N, job.classes))
-        check_memory_of_gpus(job, source, n_rows, workers, info_of(old, source) if job.kind else None)
-
-
 def _placed(
     recipe: Recipe[Any], context: Context, to_train: Sequence[str],
     actors: Callable[[], tuple[int, bool]] | None = None, shards: Callable[[], None] | None = None,
@@ -89,8 +79,10 @@ def _placed(
     """
     checks = (partial(placed, context.workers), actors or partial(placed, context.actors), shards or (lambda: None))
     (n_workers, on_gpus), (n_actors, _), _ = all_of(*checks)
-    if on_gpus:
-        _check_memory(recipe, to_train, n_workers)
+    for role in to_train if on_gpus else ():
+        source, job, old = open_images(recipe.source), _job(recipe, role, None), _job(recipe, "old", None)
+        n_rows = len(training_rows(source.items("train").labels_N, job.classes))
+        check_memory_of_gpus(job, source, n_rows, n_workers, info_of(old, source) if job.kind else None)
     check_recipe(recipe, n_workers, to_train)
     workers, number = replace(context.workers, number=n_workers), replace(context.actors, number=n_actors)
     return replace(context, workers=workers, actors=number)
@@ -121,11 +113,11 @@ def embed_sample(recipe: Recipe[Any], context: Context, sample: Path) -> list[Pa
     """
     table = read_checked(sample, ["id", "round"])
     ids, rounds = table["id"].to_pylist(), table["round"].to_pylist()
-    if not all(isinstance(each, int) for each in ids):
+    if not all(isinstance(item, int) for item in ids):
         raise InputError(f"{sample} lists no images of a recipe: their ids are integers")
     folders = []
     for number in sorted(set(rounds)):
-        only = sorted(each for each, of in zip(ids, rounds, strict=True) if of == number)
+        only = sorted(item for item, of_round in zip(ids, rounds, strict=True) if of_round == number)
         try:
             folders.append(_embed(recipe, context, context.out / "sampled" / f"round-{number}", only=only))
         except OtherSettingsError as error:  # other backbones would not fit the old embeddings

@@ -1,7 +1,7 @@
 """--dry-run: what a run would need: images, steps, GPU hours, storage. Nothing is computed, trained or decoded."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,8 +24,6 @@ STAGES = ("backbones", "embeddings", "maps")
 # Bytes of a stored row besides its vectors and its name: id, label and old_class are int64; old_score, old_entropy and
 # old_margin float32.
 _COLUMN_BYTES = 3 * 8 + 3 * 4
-# Ray Train keeps two checkpoints while it writes a third; each has weights and momentum (SGD).
-_CHECKPOINTS = 3 * 2
 _TEMPORARY = "(temporary)"
 
 
@@ -37,7 +35,7 @@ class ModelCounts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Counts:
+class ImageCounts:
     """The images of a recipe.
 
     train: the whole split, with ``labels`` labels. old, new: training data of both models; the new model's are also
@@ -65,7 +63,7 @@ class Counts:
         return {"train": self.new.images, "gallery": self.gallery} | {name: n for name, n in optional.items() if n}
 
 
-def count_images(recipe: Recipe[Any]) -> Counts:
+def count_images(recipe: Recipe[Any]) -> ImageCounts:
     """Count the data, or use the published sizes if the data are missing.
 
     Raises:
@@ -88,7 +86,7 @@ def count_images(recipe: Recipe[Any]) -> Counts:
     names = source.names("gallery", some)
     name_bytes = 4 + round(float(np.mean([len(name.encode()) for name in names]))) if names else 0
     optional = sum(column is not None for column in (gallery.groups_N, gallery.cameras_N))
-    return Counts(
+    return ImageCounts(
         train=len(train) + sizes.get("validation", 0),
         labels=int(train.labels_N.max()) + 1,
         gallery=len(gallery),
@@ -104,13 +102,13 @@ def count_images(recipe: Recipe[Any]) -> Counts:
     )
 
 
-def _as_published(recipe: Recipe[Any], size: Published, reason: str) -> Counts:
+def _as_published(recipe: Recipe[Any], size: Published, reason: str) -> ImageCounts:
     """The published sizes with classes of equal size, and two equal subgroups if the protocol needs subgroups."""
     classes = np.arange(size.classes)
     validation = round(size.train * recipe.protocol.validation)
     both = split_classes(classes, recipe.protocol, classes % 2 if recipe.protocol.kind == "biased" else None)
     old, new = (ModelCounts(round((size.train - validation) * len(part) / size.classes), len(part)) for part in both)
-    return Counts(
+    return ImageCounts(
         train=size.train,
         labels=size.classes,
         gallery=size.gallery,
@@ -188,7 +186,7 @@ class Plan:
     each GPU in a stage that trains a backbone.
     """
 
-    counts: Counts
+    counts: ImageCounts
     macs: dict[str, int]
     stages: tuple[Stage, ...]
     storage: dict[str, int]
@@ -217,7 +215,7 @@ class _Model(NamedTuple):
         return 4 * (self.cost.parameters + classifier)
 
 
-def _model(recipe: Recipe[Any], counts: Counts, name: str) -> _Model:
+def _model(recipe: Recipe[Any], counts: ImageCounts, name: str) -> _Model:
     """The backbone ``name``: old, new or a kind, which learns like one of the two."""
     kind = all_backbones().get(name)
     how, of = (recipe.old, counts.old) if (kind.like if kind else name) == "old" else (recipe.new, counts.new)
@@ -230,7 +228,7 @@ def _model(recipe: Recipe[Any], counts: Counts, name: str) -> _Model:
 
 def plan_upgrade(
     recipe: Recipe[Any],
-    counts: Counts,
+    counts: ImageCounts,
     workers: Workers,
     actors: EmbedActors,
     settings: PlanningSettings | None = None,
@@ -248,91 +246,61 @@ def plan_upgrade(
         InputError: Names are unknown, or the images cannot be trained on.
     """
     settings = settings or PlanningSettings()
-    names = models_of(recipe.evaluation.named.methods) if models is None else models
-    found = {name: _model(recipe, counts, name) for name in names}
+    evaluation, fits = recipe.evaluation, recipe.fits
+    names = models_of(evaluation.named.methods) if models is None else models
+    backbones = {name: _model(recipe, counts, name) for name in names}
     planned, storage, memory = list[Stage](), dict[str, int](), dict[str, GpuMemory]()
-    on_workers = number_of(workers), number_of(workers) * (workers.cpus + workers.decode_cpus), settings
+    n_workers, n_actors = number_of(workers), number_of(actors)
+    on_workers = n_workers, n_workers * (workers.cpus + workers.decode_cpus), settings
     if "backbones" in stages:
-        for name in found:
-            needs, memory[f"train {name}"] = _training(recipe, counts, found[name], name, workers)
-            planned.append(Stage(*needs, *on_workers))
-        sizes = [model.weight_bytes for model in found.values()]
+        for name, (how, of, info, _) in backbones.items():
+            batch = n_workers * images_per_worker(of.images, info.classes, how.training, n_workers)
+            epochs = how.training.epochs
+            steps = of.images // batch * epochs
+            kind = all_backbones().get(name)
+            old = _model(recipe, counts, "old").info if kind and kind.needs_old else None
+            cost = step_cost(info, how.training, batch, kind.objective if kind else Classification, old)
+            # If the images fit in memory, each worker decodes all of them once.
+            pixel_bytes = of.images * counts.image_size**2 * counts.channels
+            decoded = of.images * n_workers if pixel_bytes <= pixels.CACHE_BYTES // n_workers else steps * batch
+            in_tf32 = not how.backbone.arch.startswith(("vit", "hf:"))
+            what = f"{how.backbone.arch}, {of.images:,} images of {of.classes:,} classes"
+            flops, stage = cost.flops * steps, f"train {name}"
+            planned.append(Stage(stage, what, epochs, steps, steps * batch, decoded, flops, in_tf32, *on_workers))
+            memory[stage] = GpuMemory(batch // n_workers, cost)
+        sizes = [backbone.weight_bytes for backbone in backbones.values()]
         storage["finished backbones"] = sum(sizes)
-        storage[f"checkpoints of the largest backbone while it trains {_TEMPORARY}"] = _CHECKPOINTS * max(sizes)
+        # Ray Train keeps two checkpoints while it writes a third; each has weights and momentum (SGD).
+        storage[f"checkpoints of the largest backbone while it trains {_TEMPORARY}"] = 3 * 2 * max(sizes)
+    macs = {name: backbone.cost.macs for name, backbone in backbones.items()}
     if "embeddings" in stages:
-        embedding = _embedding(recipe, counts, found)
-        gpus = -(-number_of(actors) // actors.per_gpu)
-        planned.append(Stage(*embedding, gpus, number_of(actors) * (actors.cpus + actors.decode_cpus), settings))
-        storage |= _stored_embeddings(recipe, counts, found)
-    if "maps" in stages:
-        planned += [Stage(*each, *on_workers) for each in _fits(recipe, counts, workers)]
-    macs = {name: model.cost.macs for name, model in found.items()}
-    return Plan(counts, macs, tuple(planned), storage, memory, settings, workers, actors)
-
-
-# The fields of a ``Stage`` up to ``in_tf32``.
-_Needs = tuple[str, str, int, int, int, int, float, bool]
-
-
-def _training(
-    recipe: Recipe[Any], counts: Counts, model: _Model, name: str, workers: Workers
-) -> tuple[_Needs, GpuMemory]:
-    how, of, info, _ = model
-    batch = number_of(workers) * images_per_worker(of.images, info.classes, how.training, number_of(workers))
-    steps = of.images // batch * how.training.epochs
-    kind = all_backbones().get(name)
-    old = _model(recipe, counts, "old").info if kind and kind.needs_old else None
-    cost = step_cost(info, how.training, batch, kind.objective if kind else Classification, old)
-    fits_in_memory = of.images * counts.image_size**2 * counts.channels <= pixels.CACHE_BYTES // number_of(workers)
-    # If the images fit in memory, each worker decodes all of them once.
-    decoded = of.images * number_of(workers) if fits_in_memory else steps * batch
-    what = f"{how.backbone.arch}, {of.images:,} images of {of.classes:,} classes"
-    memory, in_tf32 = GpuMemory(batch // number_of(workers), cost), not how.backbone.arch.startswith(("vit", "hf:"))
-    epochs, flops = how.training.epochs, cost.flops * steps
-    return (f"train {name}", what, epochs, steps, steps * batch, decoded, flops, in_tf32), memory
-
-
-def _further_views(recipe: Recipe[Any], counts: Counts) -> int:
-    """Number of embedded views of train images, besides the images themselves."""
-    return (recipe.embed.views - 1) * counts.embedded["train"]
-
-
-def _embedding(recipe: Recipe[Any], counts: Counts, models: dict[str, _Model]) -> _Needs:
-    images, further = sum(counts.embedded.values()), _further_views(recipe, counts)
-    macs = sum(model.cost.macs for model in models.values())
-    verdict = recipe.old.backbone.dim * counts.old.classes  # of the old classifier
-    flops = 2.0 * ((macs + verdict) * images + macs * further)
-    what = f"{images:,} images{f' and {further:,} further views' * (further > 0)} by {', '.join(models)}"
-    return "embed", what, 1, 0, images + further, images, flops, False
-
-
-def _fits(recipe: Recipe[Any], counts: Counts, workers: Workers) -> Iterator[_Needs]:
-    of, fits = counts.new, recipe.fits
-    for method in recipe.evaluation.named.methods:
+        images, views = sum(counts.embedded.values()), (recipe.embed.views - 1) * counts.embedded["train"]
+        verdict = recipe.old.backbone.dim * counts.old.classes  # of the old classifier
+        flops = 2.0 * ((sum(macs.values()) + verdict) * images + sum(macs.values()) * views)
+        what = f"{images:,} images{f' and {views:,} further views' * (views > 0)} by {', '.join(names)}"
+        on_actors = -(-n_actors // actors.per_gpu), n_actors * (actors.cpus + actors.decode_cpus), settings
+        planned.append(Stage("embed", what, 1, 0, images + views, images, flops, False, *on_actors))
+        numbers, dtype = sum(backbone.how.backbone.dim for backbone in backbones.values()), np.dtype(recipe.embed.dtype)
+        files = {split: (rows, counts.column_bytes) for split, rows in counts.embedded.items()}
+        files |= {"train_views": (views, 8)} if views else {}  # 8: the id
+        for name, (rows, more) in files.items():
+            size = rows * (numbers * dtype.itemsize + more)
+            storage[f"embeddings/{name}.parquet, {rows:,} x {numbers} {dtype}"] = size
+    for method in evaluation.named.methods if "maps" in stages else ():
         if method.fit is None:
             continue
-        dims = {name: _model(recipe, counts, name).how.backbone.dim for name in method.models}
-        distance = recipe.evaluation.distance
-        how = by_size(method.fit, fits, dims, of.images, of.classes, distance)
-        cost = method.fit.cost(dims, of.images, of.classes, how, distance, number_of(workers))
-        what = f"{of.images:,} pairs of embeddings" + ("" if cost.steps else ", a formula")
+        dims, of = {name: _model(recipe, counts, name).how.backbone.dim for name in method.models}, counts.new
+        tuned = by_size(method.fit, fits, dims, of.images, of.classes, evaluation.distance)
+        of_fit = method.fit.cost(dims, of.images, of.classes, tuned, evaluation.distance, n_workers)
+        what = f"{of.images:,} pairs of embeddings" + ("" if of_fit.steps else ", a formula")
         trials = len(trials_of(method.fit.space, fits, fits.tune)) if fits.tune > 1 else 1
+        parts = [(f"fit {method.name}", what, 1)]
         if trials > 1:  # a trial costs as much as the fit with the given settings, more or less
-            yield (
-                *(f"tune {method.name}", f"{trials} trials on {what}", cost.epochs),
-                *(trials * cost.steps, trials * cost.items, 0, trials * cost.flops, False),
-            )
-        yield f"fit {method.name}", what, cost.epochs, cost.steps, cost.items, 0, cost.flops, False
-
-
-def _stored_embeddings(recipe: Recipe[Any], counts: Counts, models: dict[str, _Model]) -> Iterator[tuple[str, int]]:
-    numbers = sum(model.how.backbone.dim for model in models.values())
-    dtype = np.dtype(recipe.embed.dtype)
-    files = {split: (rows, counts.column_bytes) for split, rows in counts.embedded.items()}
-    if further := _further_views(recipe, counts):
-        files["train_views"] = further, 8  # the id
-    for name, (rows, more) in files.items():
-        yield f"embeddings/{name}.parquet, {rows:,} x {numbers} {dtype}", rows * (numbers * dtype.itemsize + more)
+            parts.insert(0, (f"tune {method.name}", f"{trials} trials on {what}", trials))
+        for stage, words, times in parts:
+            amounts = times * of_fit.steps, times * of_fit.items, 0, times * of_fit.flops
+            planned.append(Stage(stage, words, of_fit.epochs, *amounts, False, *on_workers))
+    return Plan(counts, macs, tuple(planned), storage, memory, settings, workers, actors)
 
 
 def describe_plan(plan: Plan) -> str:
@@ -342,6 +310,40 @@ def describe_plan(plan: Plan) -> str:
     queries = f"{counts.queries:,} queries" if counts.queries else "the gallery queries itself"
     old, new = (f"{of.classes:,} classes, {of.images:,} images" for of in (counts.old, counts.new))
     macs = ", ".join(f"{model} {macs / 1e6:,.1f}" for model, macs in plan.macs.items())
+    header = ("stage", "epochs", "steps", "images seen", "decoded", "GPU hours", "hours", "slowest", "")
+    of_stages = [
+        (
+            *(stage.name, str(stage.epochs), f"{stage.steps:,}" if stage.steps else "-", f"{stage.images:,}"),
+            *(f"{stage.decoded:,}" if stage.decoded else "-", _hours(stage.gpu_hours), _hours(stage.hours)),
+            *("decoding" if stage.waits > 1 else "GPU", stage.what),
+        )
+        for stage in plan.stages
+    ]
+    gpu_hours, hours = (sum(getattr(stage, name) for stage in plan.stages) for name in ("gpu_hours", "hours"))
+    table = [header, *of_stages, ("total", "", "", "", "", _hours(gpu_hours), _hours(hours), "", "")]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    aligned = (
+        [f"{cell:{side}{width}}" for cell, side, width in zip(row, "<>>>>>><<", widths, strict=True)] for row in table
+    )
+    stages = "\n".join("  ".join(line).rstrip() for line in aligned)
+    advice, worst = "", max(plan.stages, key=lambda stage: stage.waits, default=None)
+    if worst is not None and worst.waits > 1:  # so many CPUs per GPU would keep the GPUs busy
+        cpus = worst.cpus / worst.gpus
+        rate = cpus * settings.decode_images_per_s_per_cpu
+        given = f"{cpus:g} CPU per GPU gives" if cpus == 1 else f"{cpus:g} CPUs per GPU give"
+        option = "--actors" if worst.name == "embed" else "--workers"
+        advice = (
+            f"\ndecoding slows down {worst.name} most: {given} {rate:,.0f} img/s, {math.ceil(cpus * worst.waits)} "
+            f"would be enough;\nset {option}.cpus, or {option}.decode-cpus for CPUs of other nodes beside them."
+        )
+    memory = ""
+    if plan.memory:  # and how many images would fit in usual ones: a smaller batch also changes BatchNorm
+        width = max(map(len, plan.memory))
+        lines = [f"  {name:<{width}}  {of_gpu}" for name, of_gpu in plan.memory.items()]
+        memory = "\n".join([f"memory of each of {number_of(workers)} GPUs (estimate)", *lines, "", ""])
+    kept = sum(size for name, size in plan.storage.items() if not name.endswith(_TEMPORARY))
+    rows = plan.storage | {"kept in total": kept}
+    storage = [f"  {name:<{max(map(len, rows))}}  {_size(size):>9}" for name, size in rows.items()]
     return f"""Plan; nothing was computed, trained or decoded.
 
 images: {counts.train:,} train{held}, {counts.gallery:,} gallery, {queries}; \
@@ -351,12 +353,12 @@ old model: {old}; new model: {new}
 
 one embedding, in millions of multiply-accumulates: {macs}
 
-{_stage_table(plan)}
+{stages}
 GPU hours: computing time of one GPU. hours: elapsed time; the GPUs are reserved for {_hours(plan.held_gpu_hours)} GPU \
-hours in total.{_advice(plan)}
+hours in total.{advice}
 
-{_memory_table(plan)}storage
-{_storage_table(plan)}
+{memory}storage
+{chr(10).join(storage)}
 
 These hours are estimates from the floating-point operations of the real networks and losses, and from:
   --workers.number {number_of(workers)} --actors.number {number_of(actors)}: GPUs that train and embed
@@ -370,55 +372,6 @@ embedding, maps, training of "vit" and "hf:"
 {number_of(actors) * (actors.cpus + actors.decode_cpus):g} that embed
 Without GPUs, state what the CPUs of a worker and of an actor reach.
 Not included: the replay (on CPUs), start-up, launching tiny steps of heads. Included: finished stages."""
-
-
-def _stage_table(plan: Plan) -> str:
-    header = ("stage", "epochs", "steps", "images seen", "decoded", "GPU hours", "hours", "slowest", "")
-    rows = [
-        (
-            *(stage.name, str(stage.epochs), f"{stage.steps:,}" if stage.steps else "-", f"{stage.images:,}"),
-            *(f"{stage.decoded:,}" if stage.decoded else "-", _hours(stage.gpu_hours), _hours(stage.hours)),
-            *("decoding" if stage.waits > 1 else "GPU", stage.what),
-        )
-        for stage in plan.stages
-    ]
-    gpu_hours, hours = (sum(getattr(stage, name) for stage in plan.stages) for name in ("gpu_hours", "hours"))
-    table = [header, *rows, ("total", "", "", "", "", _hours(gpu_hours), _hours(hours), "", "")]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = (
-        [f"{cell:{side}{width}}" for cell, side, width in zip(row, "<>>>>>><<", widths, strict=True)] for row in table
-    )
-    return "\n".join("  ".join(line).rstrip() for line in lines)
-
-
-def _advice(plan: Plan) -> str:
-    """How many CPUs per GPU would keep the GPUs busy, if decoding is the bottleneck."""
-    worst = max(plan.stages, key=lambda stage: stage.waits, default=None)
-    if worst is None or worst.waits <= 1:
-        return ""
-    now = worst.cpus / worst.gpus
-    rate = now * plan.settings.decode_images_per_s_per_cpu
-    given = f"{now:g} CPU per GPU gives" if now == 1 else f"{now:g} CPUs per GPU give"
-    option = "--actors" if worst.name == "embed" else "--workers"
-    return (
-        f"\ndecoding slows down {worst.name} most: {given} {rate:,.0f} img/s, {math.ceil(now * worst.waits)} would be "
-        f"enough;\nset {option}.cpus, or {option}.decode-cpus for CPUs of other nodes beside them."
-    )
-
-
-def _memory_table(plan: Plan) -> str:
-    """Memory of a GPU, and how many images would fit in usual ones: a smaller batch also changes BatchNorm."""
-    width = max(map(len, plan.memory), default=0)
-    lines = [f"  {name:<{width}}  {memory}" for name, memory in plan.memory.items()]
-    heading = f"memory of each of {number_of(plan.workers)} GPUs (estimate)"
-    return "\n".join([heading, *lines, "", ""]) if lines else ""
-
-
-def _storage_table(plan: Plan) -> str:
-    kept = sum(size for name, size in plan.storage.items() if not name.endswith(_TEMPORARY))
-    rows = plan.storage | {"kept in total": kept}
-    width = max(map(len, rows))
-    return "\n".join(f"  {name:<{width}}  {_size(size):>9}" for name, size in rows.items())
 
 
 def _hours(hours: float) -> str:

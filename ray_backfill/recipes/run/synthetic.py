@@ -35,8 +35,7 @@ from ray_backfill.images.draws import class_sizes
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
+Floats32 = NDArray[np.float32]
 
 MODELS = ("old", "new")
 # The ids of a split start at its position in SPLITS times this, so that no two splits share an id.
@@ -193,16 +192,21 @@ class Drawing:
         # Model -> (C, s).
         self.centres = self._centres()
         # Model -> (1 + s, d): sqrt(offset) u, then the axes of the seen dimensions.
-        self.axes = {model: self._axes(model) for model in MODELS}
+        self.axes = {}
+        for stream, model in enumerate(MODELS):
+            view = s.view(model)
+            directions, _ = np.linalg.qr(self._rng(_AXES, stream).standard_normal((s.dims, 1 + view.seen)))
+            lengths = np.sqrt([view.offset, *view.weights()])
+            self.axes[model] = np.ascontiguousarray((directions * lengths).T, np.float32)
         # (L, d) the old model's mean embedding of each known class, scaled to length 1.
         self.known_mean_Ld = _unit(self.embed("old", self.centres["old"][self.known_L]))
 
-    def _centres(self) -> dict[str, Floats]:
+    def _centres(self) -> dict[str, Floats32]:
         """Model -> (C, s). Class c belongs to group c % groups, so that groups have large and small classes."""
         s = self.settings
         groups, classes = self._rng(_GROUPS), self._rng(_CENTRES)
 
-        def draw(dimensions: int) -> Floats:
+        def draw(dimensions: int) -> Floats32:
             of_group = _normal(groups, s.groups, dimensions) * np.float32(np.sqrt(s.group_share))
             centre = _normal(classes, s.classes, dimensions) * np.float32(np.sqrt(1 - s.group_share))
             for first in range(0, s.classes, s.groups):
@@ -213,18 +217,10 @@ class Drawing:
         shared_CK = draw(s.latent)
         return {model: _mixed(shared_CK, draw(s.view(model).seen), s.view(model).own) for model in MODELS}
 
-    def _axes(self, model: str) -> Floats:
-        view = self.settings.view(model)
-        rng = self._rng(_AXES, MODELS.index(model))
-        directions, _ = np.linalg.qr(rng.standard_normal((self.settings.dims, 1 + view.seen)))
-        lengths = np.sqrt([view.offset, *view.weights()])
-        return np.ascontiguousarray((directions * lengths).T, np.float32)
-
-    def embed(self, model: str, latent_ns: Floats) -> Floats:
+    def embed(self, model: str, latent_ns: Floats32) -> Floats32:
         """(n, d) embeddings of latent vectors, without noise."""
         axes = self.axes[model]
-        embedded: Floats = latent_ns @ axes[1:] + axes[0]
-        return embedded
+        return latent_ns @ axes[1:] + axes[0]
 
     def parts(self, split: str) -> Iterator[tuple[int, int, int]]:
         """(number, first row, one past the last row) of each part."""
@@ -244,13 +240,13 @@ class Drawing:
             columns |= self.classify(vectors["old"])
         return pa.table(columns | {model: vector_column(v) for model, v in vectors.items()})
 
-    def vectors(self, split: str, part: int, label_n: Ints) -> dict[str, NDArray[np.float16]]:
+    def vectors(self, split: str, part: int, label_n: NDArray[np.int64]) -> dict[str, NDArray[np.float16]]:
         """Model -> (n, d)."""
         s = self.settings
         rng, n = self._rng(SPLITS.index(split), part), len(label_n)
         distance_n1 = np.exp(np.float32(s.spread) * _normal(rng, n, 1) - np.float32(s.spread**2))
         shared_nK = _normal(rng, n, s.latent)
-        found = {}
+        vectors = {}
         for model in MODELS:
             view = s.view(model)
             latent_ns = _mixed(shared_nK, _normal(rng, n, view.seen), view.own)
@@ -258,8 +254,8 @@ class Drawing:
             latent_ns += self.centres[model][label_n]
             x_nd = self.embed(model, latent_ns)
             x_nd += np.float32(np.sqrt(view.noise / s.dims)) * _normal(rng, n, s.dims)
-            found[model] = x_nd.astype(np.float16)
-        return found
+            vectors[model] = x_nd.astype(np.float16)
+        return vectors
 
     def classify(self, old_nd: NDArray[np.float16]) -> dict[str, NDArray[np.generic]]:
         """The columns of the old classifier: softmax of ``classifier_scale`` times the cosines with the class means.
@@ -291,16 +287,16 @@ class Drawing:
         return np.random.default_rng([self.settings.seed, *stream])
 
 
-def _normal(rng: np.random.Generator, rows: int, columns: int) -> Floats:
+def _normal(rng: np.random.Generator, rows: int, columns: int) -> Floats32:
     return rng.standard_normal((rows, columns), np.float32)
 
 
-def _mixed(shared_nK: Floats, own_ns: Floats, own: float) -> Floats:
+def _mixed(shared_nK: Floats32, own_ns: Floats32, own: float) -> Floats32:
     """(n, s) of the same variance, a mixture of both arrays; overwrites ``own_ns``."""
     own_ns *= np.float32(np.sqrt(own))
     own_ns += np.float32(np.sqrt(1 - own)) * shared_nK[:, : own_ns.shape[1]]
     return own_ns
 
 
-def _unit(vectors_nd: Floats) -> Floats:
+def _unit(vectors_nd: Floats32) -> Floats32:
     return vectors_nd / np.linalg.norm(vectors_nd, axis=1, keepdims=True)

@@ -13,21 +13,7 @@ from pathlib import Path
 
 import ray
 
-from ray_backfill.drill.ray.watch import (
-    INCIDENTS,
-    ITEMS,
-    LATENCY,
-    PARTITION_BYTES,
-    PARTITION_ITEMS,
-    PROGRESS,
-    QUALITY,
-    QUERIES,
-    RATE,
-    RETRIES,
-    THROTTLE,
-    Watch,
-    write_targets,
-)
+from ray_backfill.drill.ray import watch
 
 
 def beats(folder: Path) -> Iterator[int]:
@@ -44,34 +30,34 @@ class Driver:
     """Sets the gauges once, and counts items until stopped."""
 
     def __init__(self) -> None:
-        self.watch, self.other = Watch("scraped"), Watch("other")
+        self.watch, self.other = watch.Watch("scraped"), watch.Watch("other")
 
     def run(self, folder: Path) -> int:
         self.set_other()
-        self.watch.set(PROGRESS, 0.25)
+        self.watch.set(watch.PROGRESS, 0.25)
         for side, items, n_bytes in (("old", 750, 750 * 128), ("new", 250, 250 * 256)):
-            self.watch.set(PARTITION_ITEMS, items, side)
-            self.watch.set(PARTITION_BYTES, n_bytes, side)
-        self.watch.set(RATE, 120.5)
-        self.watch.set(THROTTLE, 700)
-        self.watch.set(QUALITY, 0.41, "mAP")
-        self.watch.set(QUALITY, 0.5, "CMC@1")
+            self.watch.set(watch.PARTITION_ITEMS, items, side)
+            self.watch.set(watch.PARTITION_BYTES, n_bytes, side)
+        self.watch.set(watch.RATE, 120.5)
+        self.watch.set(watch.THROTTLE, 700)
+        self.watch.set(watch.QUALITY, 0.41, "mAP")
+        self.watch.set(watch.QUALITY, 0.5, "CMC@1")
         for kind in ("actor died", "write failed", "actor died"):
-            self.watch.count(INCIDENTS, 1, kind)
+            self.watch.count(watch.INCIDENTS, 1, kind)
         items = 0
         for _ in beats(folder):
-            self.watch.count(ITEMS, 10)
+            self.watch.count(watch.ITEMS, 10)
             items += 10
         return items
 
     def set_other(self) -> None:
         """Values of another drill, which the first drill's panels must not show."""
-        self.other.set(PROGRESS, 0.99)
-        self.other.set(PARTITION_ITEMS, 10_000, "old")
-        self.other.set(THROTTLE, 500)
-        self.other.set(THROTTLE, math.inf)
-        self.other.count(ITEMS, 5000)
-        self.other.count(ITEMS, 0)
+        self.other.set(watch.PROGRESS, 0.99)
+        self.other.set(watch.PARTITION_ITEMS, 10_000, "old")
+        self.other.set(watch.THROTTLE, 500)
+        self.other.set(watch.THROTTLE, math.inf)
+        self.other.count(watch.ITEMS, 5000)
+        self.other.count(watch.ITEMS, 0)
 
 
 @ray.remote(num_cpus=0)
@@ -79,19 +65,19 @@ class Sender:
     """Ten requests of two queries are answered per unanswered one; one in five is sent twice."""
 
     def __init__(self) -> None:
-        self.watch = Watch("scraped")
+        self.watch = watch.Watch("scraped")
 
     def run(self, folder: Path) -> int:
         retries = 0
         for beat in beats(folder):
-            self.watch.observe(LATENCY, 0.42)
-            self.watch.count(QUERIES, 2, "answered")
+            self.watch.observe(watch.LATENCY, 0.42)
+            self.watch.count(watch.QUERIES, 2, "answered")
             if beat % 5 == 0:
-                self.watch.count(RETRIES, 1)
+                self.watch.count(watch.RETRIES, 1)
                 retries += 1
             if beat % 10 == 0:
-                self.watch.observe(LATENCY, 2.0)
-                self.watch.count(QUERIES, 1, "unanswered")
+                self.watch.observe(watch.LATENCY, 2.0)
+                self.watch.count(watch.QUERIES, 1, "unanswered")
         return retries
 
 
@@ -107,7 +93,7 @@ def main() -> None:
             ray.shutdown()
     actors = [Driver.remote(), Sender.remote(), Sender.remote()]  # type: ignore[attr-defined]
     items, *retries = ray.get([actor.run.remote(folder) for actor in actors])
-    write_targets(folder / "targets.json")
+    watch.write_targets(folder / "targets.json")
     print(json.dumps({"items": items, "retries": sum(retries)}), flush=True)
     sys.stdin.read()
 

@@ -18,14 +18,14 @@ from ray_backfill.drill.plan import DrillPlan, Operation, write_plan
 from ray_backfill.drill.ray import driver as driving
 from ray_backfill.drill.ray import embedding as embedding_actors
 from ray_backfill.drill.ray.driver import Recorder, ThrottleLoop
-from ray_backfill.drill.ray.embedding import Arrivals, EmbeddingSupervisor
+from ray_backfill.drill.ray.embedding import EmbeddingSupervisor, PartReports
 from ray_backfill.drill.settings import ThrottleSettings
 from ray_backfill.drill.tables import Checkpoint
 from ray_backfill.workers.settings import EmbedActors
 from tests.cluster.drill._drill import ITEMS, write_folder
 
 # What Ray calls the process of an embedding actor that runs nothing.
-IDLE = "ray::MapWorker(Map(_Embedder))"
+IDLE = "ray::MapWorker(Map(_OperationEmbedder))"
 
 
 def test_the_clock_goes_on_where_the_last_driver_stopped(tmp_path: Path) -> None:
@@ -58,14 +58,14 @@ def test_a_driver_waits_for_a_file_and_hears_what_stopped_the_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedding_actors, "_LOOK_S", 0.01)
-    arrivals, path = Arrivals(tmp_path), part_path(tmp_path, 3)
+    reports, path = PartReports(tmp_path), part_path(tmp_path, 3)
     path.parent.mkdir()
-    arrivals.reports.put(2)
-    arrivals.wait_for(3, path.touch)
+    reports.queue.put(2)
+    reports.wait_for(3, path.touch)
     for told, said in ((OSError("disk is full"), "disk is full"), (None, "without the embeddings of operation 4")):
-        arrivals.reports.put(told)
+        reports.queue.put(told)
         with pytest.raises((OSError, RuntimeError), match=said):
-            arrivals.wait_for(4, path.touch)
+            reports.wait_for(4, path.touch)
 
 
 def test_embeddings_are_made_again_three_times_at_most(

@@ -68,10 +68,7 @@ def test_names_of_tables_keep_their_case(made: str, written: str, tmp_path: Path
             connection.execute(f"INSERT INTO {made} VALUES (2, '{{1,2}}', 'b'), (1, '{{3,4}}', 'a')")
         source = open_source(f"{address}#{written}")
         (batch,) = source.read(["Key", "V", "select"], 0)
-        assert batch.to_pylist() == [
-            {"Key": 1, "V": [3, 4], "select": "a"},
-            {"Key": 2, "V": [1, 2], "select": "b"},
-        ]
+        assert batch.to_pylist() == [{"Key": 1, "V": [3, 4], "select": "a"}, {"Key": 2, "V": [1, 2], "select": "b"}]
         with pytest.raises(rb.InputError, match="does not exist"):
             open_source(f"{address}#ITEMS")
 
@@ -121,11 +118,6 @@ def read_from(source: Source, names: list[str], skip: int) -> pa.Table:
     empty = pa.table({name: pa.array([], source.columns[name]) for name in names})
     batches = list(source.read(names, skip))
     return pa.Table.from_batches(batches) if batches else empty
-
-
-def test_items_are_of_the_type_that_stores_use() -> None:
-    assert isinstance(OF, Items)
-    assert OF.old.dtype == OF.new.dtype == np.float32
 
 
 @pytest.mark.full

@@ -10,22 +10,12 @@ from typing import Any
 import numpy as np
 
 from ray_backfill.core.schema import frame, write_table
-from ray_backfill.drill.tables import (
-    FORMAT,
-    CheckpointRow,
-    DrillFacts,
-    IncidentRow,
-    Phase,
-    PhaseRow,
-    QualityRow,
-    ReplayedRow,
-    SecondRow,
-)
+from ray_backfill.drill import tables
 
 NAN = math.nan
 ITEMS, STEP_S, WARM_S, MEASURE_S, QUERIES_PER_S = 1000, 20, 5, 3, 50
 METRICS = {"mAP": (0.30, 0.50), "CMC@1": (0.45, 0.75)}
-FACTS = DrillFacts(
+FACTS = tables.DrillFacts(
     command="python jobs/live.py --data shop --out runs/shop",
     created="2026-01-02T03:04:05+00:00",
     method="rm",
@@ -76,23 +66,26 @@ def write_drill(
         for metric, (old, _) in METRICS.items():
             exact = (old if row.is_rollback else replayed_value(metric, row.t)) + exact_off
             live = exact + (live_off or {}).get((metric, row.moment), 0.0)
-            quality.append(QualityRow(row.moment, row.t, metric, live, exact))
+            quality.append(tables.QualityRow(row.moment, row.t, metric, live, exact))
     for (moment, column), value in (changed or {}).items():
         rows[moment] = replace(rows[moment], **{column: value})
-    write_table(folder / "checkpoints.parquet", frame(CheckpointRow, rows))
-    write_table(folder / "quality.parquet", frame(QualityRow, quality))
-    write_table(folder / "replayed.parquet", frame(ReplayedRow, _replayed()))
+    write_table(folder / "checkpoints.parquet", frame(tables.CheckpointRow, rows))
+    write_table(folder / "quality.parquet", frame(tables.QualityRow, quality))
+    write_table(folder / "replayed.parquet", frame(tables.ReplayedRow, _replayed()))
     write_timeline(folder, int(rows[-1].elapsed_s) + 5, traffic)
-    write_table(folder / "incidents.parquet", frame(IncidentRow, [IncidentRow(*incident) for incident in incidents]))
+    write_table(
+        folder / "incidents.parquet",
+        frame(tables.IncidentRow, [tables.IncidentRow(*incident) for incident in incidents]),
+    )
     facts = asdict(FACTS) | {"settings": SETTINGS, "finished": True} | manifest
-    facts["settings"] = {"format": FORMAT} | facts["settings"]
+    facts["settings"] = {"format": tables.FORMAT} | facts["settings"]
     (folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
     return folder
 
 
-def _checkpoint(index: int, t: float, recall: float, traffic: bool) -> CheckpointRow:
+def _checkpoint(index: int, t: float, recall: float, traffic: bool) -> tables.CheckpointRow:
     new, first = round(t * ITEMS), index == 0
-    return CheckpointRow(
+    return tables.CheckpointRow(
         moment=index,
         t=t,
         phase="backfill",
@@ -119,16 +112,16 @@ def _checkpoint(index: int, t: float, recall: float, traffic: bool) -> Checkpoin
     )
 
 
-def _rolled_back(last: CheckpointRow) -> CheckpointRow:
+def _rolled_back(last: tables.CheckpointRow) -> tables.CheckpointRow:
     return replace(
         last, moment=last.moment + 1, phase="rollback", elapsed_s=last.elapsed_s + 7.0, old_items=ITEMS, new_items=0,
         old_bytes=256_000 * ITEMS, new_bytes=0,
     )  # fmt: skip
 
 
-def _replayed() -> list[ReplayedRow]:
+def _replayed() -> list[tables.ReplayedRow]:
     return [
-        ReplayedRow(metric, i / 10, value, serving)
+        tables.ReplayedRow(metric, i / 10, value, serving)
         for metric, (old, new) in METRICS.items()
         for i in range(11)
         for serving, value in (("backfill", replayed_value(metric, i / 10)), ("old", old), ("new", new))
@@ -144,7 +137,7 @@ def write_timeline(folder: Path, seconds: int, traffic: bool = True, killed_at: 
         wave = 1 + 0.1 * float(np.sin(s))
         is_asked = traffic and not is_measuring
         rows.append(
-            SecondRow(
+            tables.SecondRow(
                 elapsed_s=s,
                 queries=QUERIES_PER_S if is_asked else 0,
                 unanswered=0,
@@ -156,20 +149,20 @@ def write_timeline(folder: Path, seconds: int, traffic: bool = True, killed_at: 
                 leg=0 if killed_at is None else int(s >= killed_at),
             )
         )
-    write_table(folder / "timeline.parquet", frame(SecondRow, rows))
-    write_table(folder / "phases.parquet", frame(PhaseRow, _phases(rows)))
+    write_table(folder / "timeline.parquet", frame(tables.SecondRow, rows))
+    write_table(folder / "phases.parquet", frame(tables.PhaseRow, _phases(rows)))
 
 
-def _phases(rows: Sequence[SecondRow]) -> list[PhaseRow]:
+def _phases(rows: Sequence[tables.SecondRow]) -> list[tables.PhaseRow]:
     """The phases of a timeline, by whole seconds."""
-    of: dict[Phase, list[SecondRow]] = {}
+    of: dict[tables.Phase, list[tables.SecondRow]] = {}
     for row in rows:
-        idle = Phase.BEFORE if row.elapsed_s < WARM_S else Phase.AFTER
-        phase = Phase.MEASURING if row.is_measuring else Phase.DURING if row.items else idle
+        idle = tables.Phase.BEFORE if row.elapsed_s < WARM_S else tables.Phase.AFTER
+        phase = tables.Phase.MEASURING if row.is_measuring else tables.Phase.DURING if row.items else idle
         of.setdefault(phase, []).append(row)
     found = []
-    for phase in [phase for phase in Phase if phase in of]:
+    for phase in [phase for phase in tables.Phase if phase in of]:
         queries, items = (sum(getattr(row, name) for row in of[phase]) for name in ("queries", "items"))
         p50_ms, p99_ms = (float(np.median([getattr(row, name) for row in of[phase]])) for name in ("p50_ms", "p99_ms"))
-        found.append(PhaseRow(phase.value, float(len(of[phase])), queries, queries, 0, items, p50_ms, p99_ms))
+        found.append(tables.PhaseRow(phase.value, float(len(of[phase])), queries, queries, 0, items, p50_ms, p99_ms))
     return found

@@ -102,10 +102,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
 
 
 def test_data_set_and_date_stand_at_the_top_and_no_path_of_a_machine(tmp_path: Path) -> None:
-    data = {
-        "path": "/home/somebody/shop/embeddings",
-        "notes": [INVENTED, "/home/somebody/x.parquet is old"],
-    }
+    data = {"path": "/home/somebody/shop/embeddings", "notes": [INVENTED, "/home/somebody/x.parquet is old"]}
     incidents = [(10.0, "broken image", "/home/somebody/images/7.png")]
     text, shown = page(
         write_drill(tmp_path, data=data, incidents=incidents, command="drill --data /home/somebody/shop")

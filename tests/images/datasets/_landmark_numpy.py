@@ -15,9 +15,9 @@ from ray_backfill.images.datasets.landmarks.scene import (
     NOISE,
     RING,
     STEPS,
-    Floats,
+    Floats32,
     Shapes,
-    View,
+    Views,
     behind_shapes,
     front_shapes,
     landmark_shapes,
@@ -49,9 +49,9 @@ def _render_part(
     screen_x, screen_y = np.tile(axis_S, size)[None], np.repeat(-axis_S, size)[None]
     m = [view.to_world[:, i : i + 1] for i in range(8)]
     # At a high difficulty the horizon of the projection could enter the picture; nothing is beyond it.
-    depth: Floats = np.maximum(1 + m[6] * screen_x + m[7] * screen_y, np.float32(0.2))
-    x: Floats = (m[0] * screen_x + m[1] * screen_y + m[2]) / depth
-    y: Floats = (m[3] * screen_x + m[4] * screen_y + m[5]) / depth
+    depth: Floats32 = np.maximum(1 + m[6] * screen_x + m[7] * screen_y, np.float32(0.2))
+    x: Floats32 = (m[0] * screen_x + m[1] * screen_y + m[2]) / depth
+    y: Floats32 = (m[3] * screen_x + m[4] * screen_y + m[5]) / depth
     pixel = np.abs(m[4]) * np.float32(2 / size)
 
     planes = _backdrop(view, x, y, pixel)
@@ -65,13 +65,13 @@ def _render_part(
     return _develop(planes, view.noise, hash_grid(seed, NOISE, ids_B, size * size), size)
 
 
-def _wave(phase: Floats) -> Floats:
+def _wave(phase: Floats32) -> Floats32:
     """A wave between 0 and 1 with period 1 and flat tops, 1 at phase 0."""
     triangle = np.abs(2 * (phase - np.floor(phase)) - 1)
     return np.clip(2 * triangle - 0.5, 0, 1)
 
 
-def _backdrop(view: View, x: Floats, y: Floats, pixel: Floats) -> list[Floats]:
+def _backdrop(view: Views, x: Floats32, y: Floats32, pixel: Floats32) -> list[Floats32]:
     height = np.clip((y - np.float32(GROUND)) * 0.65, 0, 1)
     cloud = _wave(0.35 * x + view.clouds[:, :1]) * _wave(0.9 * y + 0.15 * x + view.clouds[:, 1:2])
     cloud *= view.clouds[:, 2:]
@@ -87,7 +87,7 @@ def _backdrop(view: View, x: Floats, y: Floats, pixel: Floats) -> list[Floats]:
     return planes
 
 
-def _paint(planes: list[Floats], shapes: Shapes, x: Floats, y: Floats, pixel: Floats, side: Floats) -> None:
+def _paint(planes: list[Floats32], shapes: Shapes, x: Floats32, y: Floats32, pixel: Floats32, side: Floats32) -> None:
     """Paint ``shapes`` over ``planes`` in place, one shape of every image at a time."""
     for n in range(shapes.kind.shape[1]):
         for kind in (BLOCK, STEPS, ARCH, DOME, ELLIPSE, RING):
@@ -97,15 +97,15 @@ def _paint(planes: list[Floats], shapes: Shapes, x: Floats, y: Floats, pixel: Fl
 
 
 def _paint_one(
-    planes: list[Floats],
+    planes: list[Floats32],
     shapes: Shapes,
     n: int,
     kind: int,
     rows: NDArray[np.int64],
-    x: Floats,
-    y: Floats,
-    pixel: Floats,
-    side: Floats,
+    x: Floats32,
+    y: Floats32,
+    pixel: Floats32,
+    side: Floats32,
 ) -> None:
     width, height = shapes.width[rows, n, None], shapes.height[rows, n, None]
     dx = np.where(shapes.mirrored[rows, n, None] > 0, np.abs(x), x) - shapes.x[rows, n, None]
@@ -121,7 +121,7 @@ def _paint_one(
         plane[rows] = under
 
 
-def _outside(kind: int, u: Floats, v: Floats, width: Floats, height: Floats, taper: Floats) -> Floats:
+def _outside(kind: int, u: Floats32, v: Floats32, width: Floats32, height: Floats32, taper: Floats32) -> Floats32:
     """How far a point lies outside of a shape, roughly, in world units; negative inside. (u, v) is -1..1 in its box."""
     if kind in (ELLIPSE, RING):
         radius = np.sqrt(u * u + v * v)
@@ -141,7 +141,7 @@ def _outside(kind: int, u: Floats, v: Floats, width: Floats, height: Floats, tap
     return block
 
 
-def _expose(planes: list[Floats], view: View, screen_x: Floats, screen_y: Floats) -> None:
+def _expose(planes: list[Floats32], view: Views, screen_x: Floats32, screen_y: Floats32) -> None:
     fall = 1 + view.gradient[:, :1] * screen_x + view.gradient[:, 1:] * screen_y
     for channel, plane in enumerate(planes):
         plane *= fall * view.light[:, channel, None]
@@ -150,7 +150,7 @@ def _expose(planes: list[Floats], view: View, screen_x: Floats, screen_y: Floats
         plane += 0.5
 
 
-def _blur(planes: list[Floats], weight_B: Floats, size: int) -> list[Floats]:
+def _blur(planes: list[Floats32], weight_B: Floats32, size: int) -> list[Floats32]:
     """Each pass mixes every pixel with its neighbours; more passes for larger images, so that all look alike."""
     weight = weight_B[:, :, None]
     blurred = []
@@ -165,7 +165,7 @@ def _blur(planes: list[Floats], weight_B: Floats, size: int) -> list[Floats]:
     return blurred
 
 
-def _develop(planes: list[Floats], noise: Floats, grain_BP: NDArray[np.uint64], size: int) -> NDArray[np.uint8]:
+def _develop(planes: list[Floats32], noise: Floats32, grain_BP: NDArray[np.uint64], size: int) -> NDArray[np.uint8]:
     """Add grain (the sum of two random bytes a colour: triangular) and round to uint8."""
     grain_BP8 = grain_BP.astype("<u8", copy=False).view(np.uint8).reshape(*grain_BP.shape, 8)
     out_BPC = np.empty((*grain_BP.shape, 3), np.uint8)

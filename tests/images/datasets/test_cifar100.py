@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets import cifar100, download, image_folder, landmarks
+from ray_backfill.images.datasets import cifar100, download
 from ray_backfill.images.datasets.cifar100 import Settings, open_images
 from ray_backfill.images.decode import decode
 from tests.images.datasets._pictures import encode, write_tree
@@ -130,10 +130,3 @@ def test_an_archive_that_is_there_is_unpacked(tmp_path: Path, monkeypatch: pytes
 def test_without_a_root_nothing_is_downloaded() -> None:
     with pytest.raises(InputError, match="no root is given; set it to the folder to download to"):
         download(Settings(""))
-
-
-def test_data_sets_without_a_download_say_so() -> None:
-    with pytest.raises(InputError, match="landmarks has nothing to download"):
-        download(landmarks.Settings())
-    with pytest.raises(InputError, match="image_folder has nothing to download"):
-        download(image_folder.Settings(root="x"))

@@ -234,10 +234,7 @@ def test_the_fingerprint_follows_rows_and_images(tmp_path: Path) -> None:
         (["path,label,id", "1,a,3", "2,a,1", "3,a,4", "4,a,3", "5,a,1"], r"id 3 occurs in rows 1 and 4 of "),
         (["path,label,id", "1,a,3", "2,a,"], "row 2 of .* has no id: give every row an id, or none"),
         (["path,label,id", "1,a,3", "2,a,x7"], "column id.*x7"),
-        (
-            ["path,label,split", "1,a,train", "2,a,dev"],
-            r"row 2 of .* \('2'\) is in an unknown split 'dev'; known:",
-        ),
+        (["path,label,split", "1,a,train", "2,a,dev"], r"row 2 of .* \('2'\) is in an unknown split 'dev'; known:"),
         (["path,label,split", "1,a,train", "2,a,"], "unknown split ''"),
         (["path,label,split", "1,a,train", "2,a,query"], "has no row with 'gallery'"),
         (["path,label,split", "1,a,val", "2,a,query"], "has no row with 'train'"),

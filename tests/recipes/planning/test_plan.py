@@ -29,10 +29,10 @@ from ray_backfill.learn.training.settings import (
 )
 from ray_backfill.recipes import EmbedSettings, ModelRecipe, PlanningSettings, Recipe
 from ray_backfill.recipes.run import backbones
-from ray_backfill.recipes.run.plan import Counts, ModelCounts, Plan, count_images, describe_plan, plan_upgrade
+from ray_backfill.recipes.run.plan import ImageCounts, ModelCounts, Plan, count_images, describe_plan, plan_upgrade
 from ray_backfill.workers.settings import EmbedActors, Workers
 
-COUNTS = Counts(
+COUNTS = ImageCounts(
     train=1000,
     gallery=300,
     queries=50,
@@ -74,7 +74,7 @@ def convnet_macs(width: int, dim: int, size: int = 16) -> int:
     return macs
 
 
-def plan(recipe: Recipe[landmarks.Settings], counts: Counts = COUNTS, **settings: float) -> Plan:
+def plan(recipe: Recipe[landmarks.Settings], counts: ImageCounts = COUNTS, **settings: float) -> Plan:
     return plan_upgrade(recipe, counts, Workers(2, 1.0), EmbedActors(3, 2.0), PlanningSettings(**settings))
 
 

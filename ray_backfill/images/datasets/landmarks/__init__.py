@@ -18,7 +18,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.images.datasets import DataSet, require_counts
 from ray_backfill.images.datasets.landmarks import scene
-from ray_backfill.images.datasets.landmarks.scene import ARCH, DOME, ELLIPSE, GROUND, RING, STEPS, Floats
+from ray_backfill.images.datasets.landmarks.scene import ARCH, DOME, ELLIPSE, GROUND, RING, STEPS, Floats32
 from ray_backfill.images.draws import class_sizes, hash_ids, shares
 from ray_backfill.images.source import SPLITS, ImageSource, Items, Pixels
 
@@ -78,22 +78,19 @@ class _Landmarks(ImageSource):
         if split not in self.splits:
             raise InputError(f"landmarks has no split {split!r}; it has: {', '.join(self.splits)}")
         if split not in self._items:
-            self._items[split] = self._make_items(split)
+            s = self.settings
+            count = {"train": s.train_images, "gallery": s.gallery_images, "queries": s.queries}[split]
+            ids_N = np.arange(count, dtype=np.int64) + SPLITS.index(split) * _SPLIT_STRIDE
+            if split == "queries":
+                # Each landmark of the gallery gets the same number of queries, so that the tail counts too.
+                sizes_L = shares(count, (self._sizes(s.gallery_images) > 0).astype(np.float64))
+            else:
+                sizes_L = self._sizes(count)
+            shuffled_N = np.argsort(hash_ids(s.seed, _LABEL_STREAM, ids_N), kind="stable")
+            labels_N = np.empty(count, np.int64)
+            labels_N[shuffled_N] = np.repeat(np.arange(s.landmarks), sizes_L)
+            self._items[split] = Items(ids_N, labels_N)
         return self._items[split]
-
-    def _make_items(self, split: str) -> Items:
-        s = self.settings
-        count = {"train": s.train_images, "gallery": s.gallery_images, "queries": s.queries}[split]
-        ids_N = np.arange(count, dtype=np.int64) + SPLITS.index(split) * _SPLIT_STRIDE
-        if split == "queries":
-            # Each landmark of the gallery gets the same number of queries, so that the tail counts too.
-            sizes_L = shares(count, (self._sizes(s.gallery_images) > 0).astype(np.float64))
-        else:
-            sizes_L = self._sizes(count)
-        shuffled_N = np.argsort(hash_ids(s.seed, _LABEL_STREAM, ids_N), kind="stable")
-        labels_N = np.empty(count, np.int64)
-        labels_N[shuffled_N] = np.repeat(np.arange(s.landmarks), sizes_L)
-        return Items(ids_N, labels_N)
 
     def _sizes(self, count: int) -> NDArray[np.int64]:
         """(L,) int64. Ranks are random, so that the first half of the labels is not easier than the second."""
@@ -127,7 +124,7 @@ def render(
     seed: int, ids_B: NDArray[np.int64], labels_B: NDArray[np.int64], size: int, difficulty: float
 ) -> NDArray[np.uint8]:
     """(B, S, S, 3) uint8: image ``ids_B[i]``, a view of landmark ``labels_B[i]``. Cost: O(B S^2)."""
-    view_BK: Floats = np.concatenate(scene.views(seed, ids_B, labels_B, difficulty), axis=1, dtype=np.float32)
+    view_BK: Floats32 = np.concatenate(scene.views(seed, ids_B, labels_B, difficulty), axis=1, dtype=np.float32)
     world = [_packed(scene.behind_shapes(seed, ids_B)), _packed(scene.landmark_shapes(seed, labels_B))]
     front_kind_Bn, front_BnK = _packed(scene.front_shapes(seed, ids_B, difficulty))
     kind_Bn, shape_BnK = (np.concatenate(both, axis=1) for both in zip(*world, strict=True))
@@ -139,9 +136,9 @@ def render(
     return out_BSSC
 
 
-def _packed(shapes: scene.Shapes) -> tuple[NDArray[np.int64], Floats]:
+def _packed(shapes: scene.Shapes) -> tuple[NDArray[np.int64], Floats32]:
     """Kinds (B, n), and all other fields concatenated (B, n, K)."""
-    columns = [each if each.ndim == 3 else each[..., None] for each in shapes[1:]]
+    columns = [numbers if numbers.ndim == 3 else numbers[..., None] for numbers in shapes[1:]]
     return shapes.kind, np.concatenate(columns, axis=2, dtype=np.float32)
 
 

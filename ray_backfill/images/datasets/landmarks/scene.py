@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.images.draws import uniform
 
-Floats = NDArray[np.float32]
+Floats32 = NDArray[np.float32]
 
 GROUND = -0.62
 BLOCK, STEPS, ARCH, DOME, ELLIPSE, RING = range(6)
@@ -67,53 +67,52 @@ class Shapes(NamedTuple):
     """Shapes in painting order. All (B, n) float32 except kind (B, n) int64 and colour (B, n, 3) float32 in 0..1."""
 
     kind: NDArray[np.int64]
-    x: Floats  # centre; world units
-    y: Floats
-    width: Floats  # half of the extent; world units
-    height: Floats
-    taper: Floats  # 0: straight walls, 1: a point
-    mirrored: Floats  # 1: also drawn at -x
-    opacity: Floats  # 0: absent
-    colour: Floats
-    columns: Floats  # texture: cycles per world unit across and up
-    courses: Floats
-    relief: Floats  # contrast of the texture
+    x: Floats32  # centre; world units
+    y: Floats32
+    width: Floats32  # half of the extent; world units
+    height: Floats32
+    taper: Floats32  # 0: straight walls, 1: a point
+    mirrored: Floats32  # 1: also drawn at -x
+    opacity: Floats32  # 0: absent
+    colour: Floats32
+    columns: Floats32  # texture: cycles per world unit across and up
+    courses: Floats32
+    relief: Floats32  # contrast of the texture
 
 
-class View(NamedTuple):
+class Views(NamedTuple):
     """Camera and light of each image; all (B, n) float32, n in brackets."""
 
-    to_world: Floats  # [8] rows of the projective map screen -> world, the last entry being 1
-    sky: Floats  # [6] colour at the horizon, colour overhead
-    clouds: Floats  # [3] shift x, shift y, strength
-    ground: Floats  # [3] colour
-    side: Floats  # [1] direction of the light: -1..1
-    light: Floats  # [3] gain of each colour
-    contrast: Floats  # [1]
-    gradient: Floats  # [2] change of brightness across and up
-    blur: Floats  # [1] weight of each neighbour: 0..1/3
-    noise: Floats  # [1]
+    to_world: Floats32  # [8] rows of the projective map screen -> world, the last entry being 1
+    sky: Floats32  # [6] colour at the horizon, colour overhead
+    clouds: Floats32  # [3] shift x, shift y, strength
+    ground: Floats32  # [3] colour
+    side: Floats32  # [1] direction of the light: -1..1
+    light: Floats32  # [3] gain of each colour
+    contrast: Floats32  # [1]
+    gradient: Floats32  # [2] change of brightness across and up
+    blur: Floats32  # [1] weight of each neighbour: 0..1/3
+    noise: Floats32  # [1]
 
 
-def _between(low: float, high: float, u: Floats) -> Floats:
+def _between(low: float, high: float, u: Floats32) -> Floats32:
     return low + (high - low) * u
 
 
-def _between_each(ranges: tuple[tuple[float, float], ...], which: NDArray[np.int64], u: Floats) -> Floats:
+def _between_each(ranges: tuple[tuple[float, float], ...], which: NDArray[np.int64], u: Floats32) -> Floats32:
     """``_between`` with one of these ranges chosen for each number."""
     return np.choose(which, [_between(low, high, u) for low, high in ranges])
 
 
-def _choose(kinds: tuple[int, ...], u: Floats) -> NDArray[np.int64]:
+def _choose(kinds: tuple[int, ...], u: Floats32) -> NDArray[np.int64]:
     return np.array(kinds)[(u * len(kinds)).astype(np.int64)]
 
 
-def _pick(colours: Floats, u: Floats) -> Floats:
-    picked: Floats = colours[(u * len(colours)).astype(np.int64)]
-    return picked
+def _pick(colours: Floats32, u: Floats32) -> Floats32:
+    return colours[(u * len(colours)).astype(np.int64)]
 
 
-def _texture(u_BnK: Floats, strength: float = 1.0) -> dict[str, Floats]:
+def _texture(u_BnK: Floats32, strength: float = 1.0) -> dict[str, Floats32]:
     """The texture fields of Shapes: plain, columns, courses or windows."""
     columns = _between(1.5, 4.5, u_BnK[..., 0]) * (u_BnK[..., 1] < 0.65)
     courses = _between(1.5, 4.5, u_BnK[..., 2]) * (u_BnK[..., 3] < 0.65)
@@ -122,20 +121,20 @@ def _texture(u_BnK: Floats, strength: float = 1.0) -> dict[str, Floats]:
     return {"columns": columns, "courses": courses, "relief": relief}
 
 
-class _Part(NamedTuple):
+class _LandmarkPart(NamedTuple):
     """One part of each landmark, (B,) each; the fields are those of Shapes."""
 
     kind: NDArray[np.int64]
-    x: Floats | float
-    y: Floats
-    width: Floats
-    height: Floats
-    taper: Floats | float
+    x: Floats32 | float
+    y: Floats32
+    width: Floats32
+    height: Floats32
+    taper: Floats32 | float
     mirrored: NDArray[np.bool_] | bool
     there: NDArray[np.bool_] | bool
 
     @property
-    def top(self) -> Floats:
+    def top(self) -> Floats32:
         return self.y + self.height
 
 
@@ -167,50 +166,50 @@ def landmark_shapes(seed: int, labels_B: NDArray[np.int64]) -> Shapes:
     )
 
 
-def _tip(u: Floats) -> Floats:
+def _tip(u: Floats32) -> Floats32:
     return (u < 0.5).astype(np.float32)
 
 
-def _body(u: Floats) -> _Part:
+def _body(u: Floats32) -> _LandmarkPart:
     kind = _choose((BLOCK, BLOCK, BLOCK, BLOCK, STEPS, STEPS, ARCH, ARCH, DOME, RING), u[:, 0])
     width, height = _between(0.18, 0.6, u[:, 1]), _between(0.22, 0.62, u[:, 2])
     taper = np.where(u[:, 3] < 0.6, np.float32(0), _between(0.15, 1.0, u[:, 4]))
-    return _Part(kind, 0.0, GROUND + height, width, height, taper, False, True)
+    return _LandmarkPart(kind, 0.0, GROUND + height, width, height, taper, False, True)
 
 
-def _crown(u: Floats, body: _Part) -> _Part:
+def _crown(u: Floats32, body: _LandmarkPart) -> _LandmarkPart:
     # The crown must not be wider than the top of the body.
     round_top = (body.kind == DOME) | (body.kind == RING)
     ledge = body.width * np.where(round_top, np.float32(0.35), 1.02 - 0.85 * body.taper)
     kind = _choose((BLOCK, BLOCK, DOME, DOME, STEPS), u[:, 0])
     width, height = ledge * _between(0.45, 1.1, u[:, 1]), _between(0.06, 0.26, u[:, 2])
-    return _Part(kind, 0.0, body.top + height, width, height, _tip(u[:, 5]), False, u[:, 3] < 0.75)
+    return _LandmarkPart(kind, 0.0, body.top + height, width, height, _tip(u[:, 5]), False, u[:, 3] < 0.75)
 
 
-def _wing(u: Floats, body: _Part) -> _Part:
+def _wing(u: Floats32, body: _LandmarkPart) -> _LandmarkPart:
     kind = _choose((BLOCK, BLOCK, BLOCK, STEPS, ARCH), u[:, 0])
     width, height = _between(0.07, 0.24, u[:, 1]), _between(0.12, 0.62, u[:, 2])
     mirrored = u[:, 4] < 0.7
     x = body.width + width * _between(-0.3, 1.6, u[:, 3])
     x = np.where(mirrored | (_tip(u[:, 5]) > 0), x, -x)
-    return _Part(kind, x, GROUND + height, width, height, 0.3 * _tip(u[:, 5]), mirrored, u[:, 6] < 0.75)
+    return _LandmarkPart(kind, x, GROUND + height, width, height, 0.3 * _tip(u[:, 5]), mirrored, u[:, 6] < 0.75)
 
 
-def _wing_top(u: Floats, wing: _Part) -> _Part:
+def _wing_top(u: Floats32, wing: _LandmarkPart) -> _LandmarkPart:
     kind = _choose((BLOCK, BLOCK, DOME, ELLIPSE), u[:, 0])
     width, height = wing.width * _between(0.8, 1.25, u[:, 1]), _between(0.05, 0.2, u[:, 2])
     there = wing.there & (u[:, 3] < 0.8)
-    return _Part(kind, wing.x, wing.top + height, width, height, _tip(u[:, 5]), wing.mirrored, there)
+    return _LandmarkPart(kind, wing.x, wing.top + height, width, height, _tip(u[:, 5]), wing.mirrored, there)
 
 
-def _gate(u: Floats, body: _Part) -> _Part:
+def _gate(u: Floats32, body: _LandmarkPart) -> _LandmarkPart:
     kind = _choose((DOME, DOME, BLOCK, ARCH), u[:, 0])
     width, height = body.width * _between(0.12, 0.5, u[:, 1]), body.height * _between(0.2, 0.6, u[:, 2])
     closed = (body.kind != ARCH) & (body.kind != RING)
-    return _Part(kind, 0.0, GROUND + height, width, height, 0.0, False, (u[:, 3] < 0.75) & closed)
+    return _LandmarkPart(kind, 0.0, GROUND + height, width, height, 0.0, False, (u[:, 3] < 0.75) & closed)
 
 
-def _ornament(u: Floats, body: _Part, crown: _Part) -> _Part:
+def _ornament(u: Floats32, body: _LandmarkPart, crown: _LandmarkPart) -> _LandmarkPart:
     """A spire on top, or a disc or ring on the body."""
     spire = u[:, 1] < 0.6
     width = np.where(spire, _between(0.02, 0.06, u[:, 2]), _between(0.05, 0.15, u[:, 2]))
@@ -218,10 +217,10 @@ def _ornament(u: Floats, body: _Part, crown: _Part) -> _Part:
     y = np.where(spire, np.where(crown.there, crown.top, body.top) + height, GROUND + 1.35 * body.height)
     kind = np.where(spire, BLOCK, _choose((ELLIPSE, RING), u[:, 0]))
     taper = np.where(spire, np.float32(1), np.float32(0.5))
-    return _Part(kind, 0.0, y, width, height, taper, False, (u[:, 4] < 0.7) & (body.kind != RING))
+    return _LandmarkPart(kind, 0.0, y, width, height, taper, False, (u[:, 4] < 0.7) & (body.kind != RING))
 
 
-def _landmark_colours(seed: int, labels_B: NDArray[np.int64]) -> Floats:
+def _landmark_colours(seed: int, labels_B: NDArray[np.int64]) -> Floats32:
     """(B, 6, 3) colours: two stones, a roof, a dark gate and a bright ornament, each in its own shade."""
     u = uniform(seed, _PALETTE, labels_B, 8 + 18)
     stone, other, roof = _pick(_STONES, u[:, 0]), _pick(_STONES, u[:, 1]), _pick(_ROOFS, u[:, 2])
@@ -278,7 +277,7 @@ def front_shapes(seed: int, ids_B: NDArray[np.int64], difficulty: float) -> Shap
     )
 
 
-def views(seed: int, ids_B: NDArray[np.int64], labels_B: NDArray[np.int64], difficulty: float) -> View:
+def views(seed: int, ids_B: NDArray[np.int64], labels_B: NDArray[np.int64], difficulty: float) -> Views:
     """Viewpoint, light and camera effects of each image."""
     u = uniform(seed, _VIEW, ids_B, 40)
     signed = (2 * u - 1) * np.float32(difficulty)  # grows with the difficulty; 0 is the frontal view
@@ -306,7 +305,7 @@ def views(seed: int, ids_B: NDArray[np.int64], labels_B: NDArray[np.int64], diff
     away = _pick(_GROUNDS, u[:, 8])
     sky = _pick(_SKIES.reshape(-1, 6), u[:, 9]) * _between(0.88, 1.1, u[:, 10:16])
     gain = 1 + 0.28 * signed[:, 16:17]
-    return View(
+    return Views(
         to_world=to_world.astype(np.float32),
         sky=sky,
         clouds=np.stack([4 * u[:, 17], 4 * u[:, 18], 0.3 * u[:, 19]], axis=1),
