@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -202,6 +202,10 @@ class Named:
     asked: tuple[Method, ...]
     orders: tuple[Order, ...]
     merges: tuple[MergeKind, ...]
+
+    def recorded(self) -> dict[str, Any]:
+        """The settings as results record them, with each method by its name: "all" changes when methods are added."""
+        return asdict(self.evaluation) | {"methods": [method.name for method in self.methods]}
 
     @property
     def replayed_orders(self) -> int:

@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ray_backfill.compare import replay
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.replay import Curves, Permutation, by_order, permutation_seeds, replay_here
+from ray_backfill.compare.replay import Curves, Permutation, by_order, groups_in_memory, permutation_seeds, replay_here
 from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.compare.write import Facts, write_results
@@ -111,14 +110,11 @@ def test_the_spread_over_permutations_is_a_table(folder: Path, tmp_path: Path, a
     assert not (write_results(one, tmp_path / "one", Facts(command="test")) / "permutations.parquet").exists()
 
 
-def test_methods_are_grouped_by_the_memory_of_all_permutations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "_GROUP_BYTES", 200_000)
-    groups = {}
-    for number in (1, 4):
-        comparison = resolve(read_folder(folder), replace(SEVERAL, permutations=number).named, FitSettings())
-        groups[number] = len(list(replay._groups(comparison)))
+@pytest.mark.parametrize(("permutations", "groups"), [(1, 1), (4, 4)])
+def test_methods_are_grouped_by_the_memory_of_all_permutations(folder: Path, permutations: int, groups: int) -> None:
+    comparison = resolve(read_folder(folder), replace(SEVERAL, permutations=permutations).named, FitSettings())
     # 4 methods of 12 queries, 101 moments, 2 metrics and 2 or 5 orders, 9 bytes each
-    assert groups == {1: 1, 4: 4}
+    assert len(list(groups_in_memory(comparison, 200_000))) == groups
 
 
 def test_a_drill_backfills_in_the_first_permutation(folder: Path) -> None:
