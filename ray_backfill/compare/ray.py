@@ -109,8 +109,8 @@ class RemoteShards:
         models = folder.models if stand_in is None else ("old",)
         self.actors = [
             make.remote(
-                _Rows(queries.stored, 0, len(queries), folder.models),
-                _Rows(folder.gallery.stored, first, last, models),
+                _SplitRows(queries.stored, 0, len(queries), folder.models),
+                _SplitRows(folder.gallery.stored, first, last, models),
                 evaluation.distance, device, stand_in,
             )
             for first, last in pairwise(self.edges)
@@ -188,7 +188,7 @@ class RemoteShards:
             self.bar.note(compilation.title if any(compiles for _, compiles in found) else "")
 
 
-class _Rows(NamedTuple):
+class _SplitRows(NamedTuple):
     """Rows first .. last - 1 of a split, and the models whose vectors are read."""
 
     split: StoredSplit
@@ -201,7 +201,7 @@ class ShardActor:
     """One shard of the gallery, for all groups of methods one after the other."""
 
     def __init__(
-        self, queries: _Rows, gallery: _Rows, distance: str, device: str, stand_in: StandInMap | None = None
+        self, queries: _SplitRows, gallery: _SplitRows, distance: str, device: str, stand_in: StandInMap | None = None
     ) -> None:  # fmt: skip
         self.first, self.distance, self.stand_in = gallery.first, distance, stand_in
         self.torch_device = None if device == "cpu" else device
