@@ -123,7 +123,7 @@ def judge(curves: Sequence[Curve], step: int, margin: float = 0.0, ends: "Sequen
     """
     curve = mean_curve(curves)
     values = {metric: curve.values(metric) for metric in curve.per_query}
-    draws, falls, reached = {}, {}, {}
+    draws, falls, reached = {}, {}, dict[str, list[tuple[float, float]]]()
     for metric, values_QJ in track(curve.per_query.items(), "bootstrap", "metrics"):
         means = stats.bootstrap_means(values_QJ, curve.weights)
         fall = stats.largest_fall(values[metric])

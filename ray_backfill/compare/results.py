@@ -163,8 +163,8 @@ class ResultsData:
     @property
     def evaluation(self) -> Mapping[str, Any]:
         """The settings of the evaluation; {} if they were not recorded."""
-        found: Mapping[str, Any] = self.manifest.settings.get("evaluation", {})
-        return found
+        recorded: Mapping[str, Any] = self.manifest.settings.get("evaluation", {})
+        return recorded
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
@@ -260,11 +260,11 @@ class ResultsData:
 
     def panel(self, metric: str, variant: Variant) -> list[Row]:
         """The rows to compare within one variant: its own rows, and old, new and offline from any variant."""
-        found: dict[str, Row] = {}
+        of_method: dict[str, Row] = {}
         for row in (r for r in self.rows if r.metric == metric):
-            if row.variant == variant or (row.is_reference and row.method not in found):
-                found[row.method] = row
-        return [found[m] for m in self.methods if m in found]
+            if row.variant == variant or (row.is_reference and row.method not in of_method):
+                of_method[row.method] = row
+        return [of_method[m] for m in self.methods if m in of_method]
 
     def line(self, row: Row, metric: str | None = None) -> Line | None:
         """The curve of a summary row, or of the same row in another metric; None if there is none."""
@@ -281,8 +281,8 @@ class ResultsData:
 
     def digits(self, metric: str) -> int:
         """Decimal places of this metric in per cent: so many that its largest value has three digits."""
-        found = (x for r in self.rows if r.metric == metric for x in (r.auc, r.start, r.end) if math.isfinite(x))
-        largest = max(found, default=1.0)
+        values = (x for r in self.rows if r.metric == metric for x in (r.auc, r.start, r.end) if math.isfinite(x))
+        largest = max(values, default=1.0)
         return 1 if largest >= 0.0995 else 2 if largest >= 0.00995 else 3
 
     def in_all_metrics(self, row: Row) -> list[Row]:
@@ -296,8 +296,8 @@ class ResultsData:
         at_once: with limits that allow for the choice of ``row`` as the best of all rows compared with the other one.
         """
         variant = Variant(row.order, other.merge) if other.is_reference else other.variant
-        found = self.at_once if at_once else self.differences
-        return found.get(((row.method, row.variant), (other.method, variant), row.metric))
+        differences = self.at_once if at_once else self.differences
+        return differences.get(((row.method, row.variant), (other.method, variant), row.metric))
 
     def candidates(self, metric: str) -> list[Row]:
         """The rows that could be deployed during a backfill, the highest AUC first; cascades embed for every query."""

@@ -225,10 +225,14 @@ class LeftOut:
     @property
     def words(self) -> str:
         """Name in reports: "rm", "csls merge", "bct with fitted merges", "cut-offs by the rrf merge"."""
-        forms = {"method": "{}", "merge": "{} merge", "fitted merges": "{} with fitted merges"}
-        return (forms | {"cut-offs": "cut-offs by the {} merge", "cut-offs of": "cut-offs of {}"})[self.kind].format(
-            self.name
-        )
+        forms = {
+            "method": "{}",
+            "merge": "{} merge",
+            "fitted merges": "{} with fitted merges",
+            "cut-offs": "cut-offs by the {} merge",
+            "cut-offs of": "cut-offs of {}",
+        }
+        return forms[self.kind].format(self.name)
 
 
 @dataclass(frozen=True)
@@ -329,17 +333,16 @@ class Manifest:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Manifest":
-        known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
-        left_out = tuple(LeftOut(**each) for each in found.get("left_out", ()))
-        tuned = tuple(_tuned(each) for each in found.get("tuned", ()))
-        return cls(**known | {"traits": Traits.from_json(found["traits"]), "left_out": left_out, "tuned": tuned})
+        known = {field.name: found[field.name] for field in fields(cls) if field.name in found}
+        known["traits"] = Traits.from_json(found["traits"])
+        known["left_out"] = tuple(LeftOut(**missing) for missing in found.get("left_out", ()))
+        known["tuned"] = ()
+        if found.get("tuned"):
+            from ray_backfill.learn.training.fit import Tuned  # what fits need; few results were tuned
+
+            known["tuned"] = tuple(Tuned(**tuned) for tuned in found["tuned"])
+        return cls(**known)
 
     def facts(self) -> dict[str, Any]:
         """Return everything except the settings, for JSON."""
         return {name: value for name, value in asdict(self).items() if name != "settings"}
-
-
-def _tuned(found: Mapping[str, Any]) -> "Tuned":
-    from ray_backfill.learn.training.fit import Tuned  # what fits need; few results were tuned
-
-    return Tuned(**found)

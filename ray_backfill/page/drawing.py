@@ -39,6 +39,7 @@ from ray_backfill.page.charts import (
     Style,
     numbered_style,
 )
+from ray_backfill.page.numbers import shorten
 
 DPI = 150
 SHOWN_PX = 900  # width of a figure in a notebook
@@ -195,11 +196,6 @@ def legend(
         text: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK, "fontweight": weight, "parse_math": False}
         side.text(0.16, y, shorten(name, longest - max(0, len(number) - NUMBER)), **text)
         side.text(1, y, number, ha="right", **text)
-
-
-def shorten(name: str, length: int) -> str:
-    """The name, shortened to at most ``length`` characters."""
-    return name if len(name) <= length else name[: length - 1] + "\u2026"
 
 
 def panels_figure(shown: Sequence[Chart]) -> Figure:

@@ -55,10 +55,10 @@ def check_fits(comparison: "Comparison", *_: object) -> list[CheckRow] | None:
     rows = []
     for method in methods:
         pairs = [(curves[key], curves[BASELINE, key[1]]) for key in curves if key[0] == method.name]
-        own, baseline = max(pairs, key=lambda pair: pair[0].auc(metric) - pair[1].auc(metric))
-        found = own.difference(baseline, metric)
-        aucs, is_worse = (own.auc(metric), baseline.auc(metric)), bool(found.high < 0)
-        rows.append(CheckRow(method.name, metric, len(own.scored), *aucs, *found, is_worse))
+        curve, baseline = max(pairs, key=lambda pair: pair[0].auc(metric) - pair[1].auc(metric))
+        lead = curve.difference(baseline, metric)
+        aucs, is_worse = (curve.auc(metric), baseline.auc(metric)), bool(lead.high < 0)
+        rows.append(CheckRow(method.name, metric, len(curve.scored), *aucs, *lead, is_worse))
     return rows
 
 

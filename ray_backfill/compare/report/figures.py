@@ -13,7 +13,7 @@ from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.selection import drawn_in_words, drawn_rows, is_large, shown_rows
 from ray_backfill.page import drawing
 from ray_backfill.page.charts import FAINT, INK, Chart
-from ray_backfill.page.numbers import percent_sign
+from ray_backfill.page.numbers import percent_sign, shorten
 
 
 def curves_figure(results: ResultsData) -> Figure:
@@ -66,7 +66,7 @@ def gain_figure(results: ResultsData) -> Figure:
     drawing.dress(plot, f"{title} ({notes[0]})" if notes else title, "")
     for x in (0, 100):
         plot.axvline(x, color=FAINT, linewidth=1, linestyle="-" if x == 0 else "--", zorder=0)
-    plot.set_yticks(range(len(rows)), [drawing.shorten(n, 34) for n in names], parse_math=False)
+    plot.set_yticks(range(len(rows)), [shorten(n, 34) for n in names], parse_math=False)
     plot.invert_yaxis()
     plot.grid(False)
     plot.set_xlim(min(0.0, *widths) * 1.1, max(100.0, *widths) * 1.12)
@@ -74,8 +74,8 @@ def gain_figure(results: ResultsData) -> Figure:
     return figure
 
 
-def _alone(found: Sequence[Chart]) -> Figure | None:
-    return drawing.panels_figure(found) if found else None
+def _alone(shown: Sequence[Chart]) -> Figure | None:
+    return drawing.panels_figure(shown) if shown else None
 
 
 # What ``Results.plot`` draws, by name; None where the results have nothing to show.
