@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from ray_backfill.forecast.models import PARTS, Floats
+from ray_backfill.engine.systems import Floats
+from ray_backfill.forecast.models import PARTS
 
 LEVEL = 0.95
 # Structural errors correlate by exp(-distance / reach) of the moments, in shares of the backfill.

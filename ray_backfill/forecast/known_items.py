@@ -19,8 +19,6 @@ from ray_backfill.forecast.sample import PILOT, Sample, StoredSample, free_pairs
 from ray_backfill.learn.models.apply import StandInMap, fit_stand_in
 
 _NOTHING = np.empty(0, np.int64)
-# Share of a sample that may lack a new embedding, such as unreadable images. If more does, a file was forgotten.
-_MISSING = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +56,7 @@ def find_new(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]) 
     if len(missing):
         lacks = f"--new lacks {len(missing):,} of the {len(sample):,} items of the sample, such as "
         lacks += str(folder.gallery.id[missing[0]])
-        if len(missing) > _MISSING * len(sample):
+        if len(missing) > 0.01 * len(sample):  # such as unreadable images; if it is more, a file was forgotten
             raise InputError(
                 f"{lacks}; embed them, too (up to 1 % may be missing), or name all files, those of earlier rounds, too"
             )

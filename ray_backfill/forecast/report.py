@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.outcome import Decision, json_value
 from ray_backfill.core.schema import frame, read_manifest, read_table, rows_of
 from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
+from ray_backfill.page import Difference
 from ray_backfill.page.charts import FAINT, INK, REFERENCE_STYLES, Chart, DrawnCurve, Interval, numbered_style, range_of
 from ray_backfill.page.numbers import NOTHING, count, html_table, interval, percent, percent_sign
 from ray_backfill.page.sections import PageTable, text_table
@@ -126,14 +128,14 @@ class ForecastResults:
     def pairs(self, metric: str, order: str) -> list[ForecastDifference]:
         """The differences of all pairs of methods in a metric and an order, the better method of each pair first."""
         rank = {row.method: place for place, row in enumerate(self.of(metric, order))}
-        found = [
-            each if rank[each.method] < rank[each.other_method] else replace(
-                each, method=each.other_method, other_method=each.method, difference=-each.difference,
-                low=-each.high, high=-each.low,
+        pairs = [
+            pair if rank[pair.method] < rank[pair.other_method] else replace(
+                pair, method=pair.other_method, other_method=pair.method, difference=-pair.difference,
+                low=-pair.high, high=-pair.low,
             )
-            for each in self.differences if (each.metric, each.order) == (metric, order)
+            for pair in self.differences if (pair.metric, pair.order) == (metric, order)
         ]  # fmt: skip
-        return sorted(found, key=lambda each: (rank[each.method], rank[each.other_method]))
+        return sorted(pairs, key=lambda pair: (rank[pair.method], rank[pair.other_method]))
 
 
 def read_forecast(folder: Path) -> ForecastResults:
@@ -162,24 +164,19 @@ def print_forecast(folder: Path) -> None:
 
 def cells(row: ForecastRow) -> list[str]:
     """The texts of a row, in the order of ``NAMES``."""
+    low, high = percent(row.largest_fall_low), percent(row.largest_fall_high)
+    fall = low if low == high else f"{low} to {high}" if row.largest_fall_low else f"at most {high}"
     return [
         row.title, row.order, _with(row, "auc"), _with(row, "gain", sign=True), percent(row.start), _with(row, "end"),
-        _fall(row), count(row.to_halve),
+        fall, count(row.to_halve),
     ]  # fmt: skip
 
 
 def _with(row: ForecastRow, name: str, sign: bool = False) -> str:
     """A figure of a row with half of its interval; the wider half, where it ends at 0 or 1."""
-    value, low, high = (getattr(row, each) for each in (name, f"{name}_low", f"{name}_high"))
+    value, low, high = (getattr(row, column) for column in (name, f"{name}_low", f"{name}_high"))
     shown = percent_sign if sign else percent
     return f"{shown(value)} ± {percent(max(high - value, value - low))}" if math.isfinite(value) else NOTHING
-
-
-def _fall(row: ForecastRow) -> str:
-    low, high = percent(row.largest_fall_low), percent(row.largest_fall_high)
-    if low == high:
-        return low
-    return f"{low} to {high}" if row.largest_fall_low else f"at most {high}"
 
 
 def heading(found: ForecastResults) -> str:
@@ -194,18 +191,35 @@ def heading(found: ForecastResults) -> str:
 
 def findings(found: ForecastResults) -> list[str]:
     """The decision, what the sample shows of the first results, the best method of each order, and old and new."""
-    metric = found.metrics[0]
-    several = len(found.orders) > 1
-    leads = {order: _lead(found, metric, order) for order in found.orders}
-    said = [(f"In the order {order}, " if several else "") + lead for order, lead in leads.items() if lead]
-    return [_verdict(found), *said, ends(found, metric), *_first_results(found)]
+    metric, several, first = found.metrics[0], len(found.orders) > 1, found.manifest.get("first_results")
+    of_side = {1: "is better", -1: "is worse", 0: "is not distinguishable from the old one"}
+    said = [f"{decide(found).value.capitalize()}: by {metric} the new model {of_side[_side(found, metric)]}"]
+    said += [f"by {name} it {of_side[side]}" for name, side in _against(found).items()]
+    sentences = [f"{', but '.join(said)}."]
+    for order in found.orders:
+        if lead := _lead(found, metric, order):
+            sentences.append(f"In the order {order}, {lead}" if several else lead)
+    sentences.append(ends(found, metric))
+    if first and not found.is_exact:  # what the metric does not see, and what the sample shows of it
+        more, low, high = first["more"]
+        sentences.append(
+            f"{metric} counts every right answer in its range alike, and does not see who comes first. Among the "
+            f"{first['items']:,} items drawn at random, {first['metric']} of {first['queries']:,} queries is "
+            f"{percent(first['old'])} % by the old model and {percent(first['new'])} % by the new one: a difference of "
+            f"{percent(more)} points (from {percent(low)} to {percent(high)}), no estimate of that in the gallery."
+        )
+    return sentences
 
 
 def _lead(found: ForecastResults, metric: str, order: str) -> str:
     """A sentence: the method with the highest AUC, and over what its lead may be chance. "" if there is no other."""
     best, *rest = found.of(metric, order)
     first = f"{best.title} has the highest {metric} on average"
-    name, ends = max(_services(found).items(), key=lambda item: item[1]["old"][metric])
+    # The old service, and with CSLS if a method has it, with what old and new have.
+    services = {"the old service": found.manifest}
+    if with_csls := found.manifest.get("with_csls"):
+        services["the old service with CSLS"] = with_csls
+    name, ends = max(services.items(), key=lambda item: item[1]["old"][metric])
     old, new = ends["old"][metric], ends["new"][metric]
     if best.auc_high < old:
         is_better = _side(found, metric) > 0 and new[1] > old
@@ -223,50 +237,18 @@ def _lead(found: ForecastResults, metric: str, order: str) -> str:
     return f"{first}; the sample does not show that it is better than {'; '.join(close)}."
 
 
-def _services(found: ForecastResults) -> dict[str, Mapping[str, Any]]:
-    """The old service, and with CSLS if a method has it, with what old and new have."""
-    with_csls = found.manifest.get("with_csls")
-    return {"the old service": found.manifest} | ({"the old service with CSLS": with_csls} if with_csls else {})
-
-
-def _verdict(found: ForecastResults) -> str:
-    """The decision, and what it rests on."""
-    of_side = {1: "is better", -1: "is worse", 0: "is not distinguishable from the old one"}
-    metric, against = found.metrics[0], _against(found)
-    said = f"{decide(found).value.capitalize()}: by {metric} the new model {of_side[_side(found, metric)]}"
-    return f"{', but '.join([said, *(f'by {name} it {of_side[side]}' for name, side in against.items())])}."
-
-
 def _against(found: ForecastResults) -> dict[str, int]:
     """The sides of metrics, and of the sample's first results, that contradict the first metric about the new model."""
     sides, own = {metric: _side(found, metric) for metric in found.metrics[1:]}, _side(found, found.metrics[0])
     if first := found.manifest.get("first_results"):
-        sides[f"the sample's {first['metric']}"] = _sign(*first["more"][1:])
+        sides[f"the sample's {first['metric']}"] = Difference(*first["more"]).side
     return {name: side for name, side in sides.items() if side not in (0, own)}
-
-
-def _first_results(found: ForecastResults) -> list[str]:
-    """What the metric does not see, and what the sample shows of it."""
-    metric, first = found.metrics[0], found.manifest.get("first_results")
-    if found.is_exact or not first:
-        return []
-    more, low, high = first["more"]
-    return [
-        f"{metric} counts every right answer in its range alike, and does not see who comes first. Among the "
-        f"{first['items']:,} items drawn at random, {first['metric']} of {first['queries']:,} queries is "
-        f"{percent(first['old'])} % by the old model and {percent(first['new'])} % by the new one: a difference of "
-        f"{percent(more)} points (from {percent(low)} to {percent(high)}), no estimate of that in the gallery."
-    ]
 
 
 def _side(found: ForecastResults, metric: str) -> int:
     """1 if the new model is better, -1 if it is worse, 0 if the interval leaves that open."""
-    old, (_, low, high) = found.manifest["old"][metric], found.manifest["new"][metric]
-    return _sign(low - old, high - old)
-
-
-def _sign(low: float, high: float) -> int:
-    return 1 if low > 0 else -1 if high < 0 else 0
+    old, (value, low, high) = found.manifest["old"][metric], found.manifest["new"][metric]
+    return Difference(value - old, low - old, high - old).side
 
 
 def decide(found: ForecastResults) -> Decision:
@@ -341,27 +323,23 @@ def warnings(found: ForecastResults) -> list[str]:
         "94 % of those of mAP@100 (docs/results/forecast.md)."
         for metric in found.metrics if "@" not in metric and not found.is_exact
     ]  # fmt: skip
-    sentences += _below(found)
+    # Methods that start below the old service, or end below the new model alone, in the primary metric.
+    metric, margin = found.metrics[0], found.manifest["evaluation"]["margin"]
+    old = found.manifest["old"][metric]
+    rows = {row.method: row for row in found.of(metric, found.orders[0])}.values()
+    if starts := [f"{row.title} ({percent(row.start)} %)" for row in rows if row.start < old - margin]:
+        sentences.append(f"Start below the old service ({percent(old)} %): {', '.join(starts)}.")
+    if worse := [
+        f"{row.title} (by {percent(-row.end_vs_new)} ± {percent(row.end_vs_new_high - row.end_vs_new)} points)"
+        for row in rows if row.end_vs_new_high < -margin
+    ]:  # fmt: skip
+        sentences.append(f"End below the new model alone, with the same merge: {', '.join(worse)}.")
     if found.manifest["lists"] <= FEW_LISTS and not found.is_exact:
         sentences.append(
             f"The chosen queries have only {found.manifest['lists']} different lists of right answers: intervals are "
             "wide, and may be too narrow. Extend the sample: a larger --budget, or sample --add."
         )
     return sentences
-
-
-def _below(found: ForecastResults) -> list[str]:
-    """Methods that start below the old service, or end below the new model alone, in the primary metric."""
-    metric, margin = found.metrics[0], found.manifest["evaluation"]["margin"]
-    old = found.manifest["old"][metric]
-    rows = {row.method: row for row in found.of(metric, found.orders[0])}.values()
-    starts = [f"{row.title} ({percent(row.start)} %)" for row in rows if row.start < old - margin]
-    ends_ = [
-        f"{row.title} (by {percent(-row.end_vs_new)} ± {percent(row.end_vs_new_high - row.end_vs_new)} points)"
-        for row in rows if row.end_vs_new_high < -margin
-    ]  # fmt: skip
-    sentences = [f"Start below the old service ({percent(old)} %): {', '.join(starts)}."] if starts else []
-    return sentences + ([f"End below the new model alone, with the same merge: {', '.join(ends_)}."] if ends_ else [])
 
 
 def title(found: ForecastResults) -> str:
@@ -404,27 +382,27 @@ def next_command(found: ForecastResults) -> str:
 
 def charts_of(found: ForecastResults) -> list[Chart]:
     """A chart for each metric and order."""
-    return [_chart(found, metric, order) for metric in found.metrics for order in found.orders]
-
-
-def _chart(found: ForecastResults, metric: str, order: str) -> Chart:
-    methods = list(dict.fromkeys(row.method for row in found.rows))
-    curves = [_flat(metric, name, found.manifest) for name in (NEW, OLD)]
-    if with_csls := found.manifest.get("with_csls"):
-        curves += [_flat(metric, name, with_csls, " + csls", INK) for name in (NEW, OLD)]
-    for row in found.of(metric, order):
-        points = [p for p in found.points if (p.method, p.order, p.metric) == (row.method, order, metric)]
-        t, value, low, high = (
-            100 * np.array([getattr(point, name) for point in points]) for name in ("t", "value", "low", "high")
-        )
-        style = numbered_style(methods.index(row.method))
-        curves.append(DrawnCurve(row.method, row.title, _with(row, "auc"), style, t, value, Interval(t, low, high)))
-    several = f", {order} order" if len(found.orders) > 1 else ""
-    choices = [each for each, all_ in ((metric, found.metrics), (order, found.orders)) if len(all_) > 1]
-    return Chart(
-        f"Forecast of {metric} during the backfill{several}", f"{metric} (%)", "average", tuple(curves), tuple(choices),
-        y_range=range_of(curves),
-    )  # fmt: skip
+    methods, charts = list(dict.fromkeys(row.method for row in found.rows)), []
+    for metric, order in product(found.metrics, found.orders):
+        curves = [_flat(metric, name, found.manifest) for name in (NEW, OLD)]
+        if with_csls := found.manifest.get("with_csls"):
+            curves += [_flat(metric, name, with_csls, " + csls", INK) for name in (NEW, OLD)]
+        for row in found.of(metric, order):
+            points = [p for p in found.points if (p.method, p.order, p.metric) == (row.method, order, metric)]
+            t, value, low, high = (
+                100 * np.array([getattr(point, name) for point in points]) for name in ("t", "value", "low", "high")
+            )
+            style, band = numbered_style(methods.index(row.method)), Interval(t, low, high)
+            curves.append(DrawnCurve(row.method, row.title, _with(row, "auc"), style, t, value, band))
+        several = f", {order} order" if len(found.orders) > 1 else ""
+        choices = [name for name, names in ((metric, found.metrics), (order, found.orders)) if len(names) > 1]
+        charts.append(
+            Chart(
+                f"Forecast of {metric} during the backfill{several}", f"{metric} (%)", "average", tuple(curves),
+                tuple(choices), y_range=range_of(curves),
+            )
+        )  # fmt: skip
+    return charts
 
 
 def _flat(metric: str, name: str, own: Mapping[str, Any], suffix: str = "", colour: str = FAINT) -> DrawnCurve:
@@ -433,7 +411,7 @@ def _flat(metric: str, name: str, own: Mapping[str, Any], suffix: str = "", colo
         ("new model alone", own["new"][metric]) if name == NEW else ("old service", [own["old"][metric]] * 3)
     )
     ends, style = np.array([0.0, 100.0]), replace(REFERENCE_STYLES[name], colour=colour)
-    value, low, high = (np.full(2, 100 * each) for each in limits)
+    value, low, high = (np.full(2, 100 * share) for share in limits)
     band = Interval(ends, low, high) if name == NEW else None
     return DrawnCurve(name + suffix, title + suffix, percent(limits[0]), style, ends, value, band)
 
@@ -442,7 +420,20 @@ def render(found: ForecastResults) -> str:
     """The HTML page."""
     from ray_backfill.page.parts import bind, flatten, page_charts, page_environment
 
-    facts = found.manifest
+    facts, titles = found.manifest, {row.method: row.title for row in found.rows}
+    differences = []
+    for metric, order in product(found.metrics, found.orders):
+        rows = [
+            [
+                titles[d.method], titles[d.other_method], percent(d.difference), interval(d.low, d.high),
+                "yes" if d.low > 0 or d.high < 0 else "no",
+            ]
+            for d in found.pairs(metric, order)
+        ]  # fmt: skip
+        if rows:
+            heads = ("method", "other", "points", "95 % interval", "excludes 0")
+            table = text_table(f"differences of methods in {metric}, order {order}", heads, rows)
+            differences.append((metric + f", order {order}" * (len(found.orders) > 1), table))
     return page_environment(Path(__file__).parent).get_template("forecast.html.jinja").render(
         heading=bind(heading(found)),
         warnings=[bind(sentence) for sentence in warnings(found)],
@@ -455,10 +446,7 @@ def render(found: ForecastResults) -> str:
             for metric in found.metrics
         ],
         widths=[bind(f"{metric}: {width(found.of(metric, found.orders[0]))}") for metric in found.metrics],
-        differences=[
-            (metric + f", order {order}" * (len(found.orders) > 1), _differences(found, metric, order))
-            for metric in found.metrics for order in found.orders if found.pairs(metric, order)
-        ],
+        differences=differences,
         calibration=_calibration(found),
         left_out=list(facts.get("left_out", {}).items()),
         notes=[bind(note) for note in facts.get("notes", [])],
@@ -466,19 +454,6 @@ def render(found: ForecastResults) -> str:
         command=facts["command"],
         settings=[*flatten(facts["evaluation"])],
     )  # fmt: skip
-
-
-def _differences(found: ForecastResults, metric: str, order: str) -> PageTable:
-    titles = {row.method: row.title for row in found.rows}
-    rows = [
-        [
-            titles[d.method], titles[d.other_method], percent(d.difference), interval(d.low, d.high),
-            "yes" if d.low > 0 or d.high < 0 else "no",
-        ]
-        for d in found.pairs(metric, order)
-    ]  # fmt: skip
-    heads = ("method", "other", "points", "95 % interval", "excludes 0")
-    return text_table(f"differences of methods in {metric}, order {order}", heads, rows)
 
 
 def _calibration(found: ForecastResults) -> PageTable:
