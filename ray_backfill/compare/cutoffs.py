@@ -100,7 +100,7 @@ def measured_cutoffs(comparison: Comparison) -> list[tuple[Any, ...]]:
                 carried = carry(comparison.merges, method, comparison.maps, distances_C)
                 countings.append(_Counting(method, *System.both_of(method), carried, by_order(rows, further)))
                 methods.advance()
-        counted = dict[System, _Counted]()
+        counted = dict[System, _WithinCutoffs]()
         for system, vectors in _systems(comparison, countings):
             counted[system] = _count(comparison, system, vectors, countings, list(segments.values()), distances_C)
             bar.done = len(counted)
@@ -161,7 +161,7 @@ def _systems(comparison: Comparison, countings: Sequence[_Counting]) -> Iterator
 
 
 @dataclass(frozen=True)
-class _Counted:
+class _WithinCutoffs:
     """The pairs within the cut-offs of one system. rows: of the segments that were counted."""
 
     within: Within
@@ -180,7 +180,7 @@ def _count(
     countings: Sequence[_Counting],
     segments: Sequence[NDArray[np.uint16]],
     distances_C: Distances,
-) -> _Counted:
+) -> _WithinCutoffs:
     how, truth = comparison.evaluation, comparison.truth
     cutoffs, rows = [distances_C], set[int]()
     for counting in countings:
@@ -196,11 +196,11 @@ def _count(
             vectors, truth, np.concatenate(cutoffs), np.stack([segments[row] for row in known]), how.points,
             how.distance, bar.advance,
         )  # fmt: skip
-    return _Counted(within, known)
+    return _WithinCutoffs(within, known)
 
 
 def _measured_of(
-    comparison: Comparison, counting: _Counting, counted: Mapping[System, _Counted], given_C: Floats
+    comparison: Comparison, counting: _Counting, counted: Mapping[System, _WithinCutoffs], given_C: Floats
 ) -> Iterator[tuple[Any, ...]]:
     how, truth = comparison.evaluation, comparison.truth
     given, old = as_distances(given_C, how.distance), counted[System(plain(OLD))]

@@ -78,7 +78,7 @@ class Row(SummaryRow):
 
 
 # Two (method, variant) pairs and a metric: the key of a difference.
-Pair = tuple[tuple[str, Variant], tuple[str, Variant], str]
+DifferenceKey = tuple[tuple[str, Variant], tuple[str, Variant], str]
 
 
 class Tables(Mapping[str, tuple[Any, ...]]):
@@ -128,8 +128,8 @@ class ResultsData:
 
     rows: tuple[Row, ...]
     lines: dict[tuple[str, Variant, str], Line]
-    differences: dict[Pair, Difference]
-    at_once: dict[Pair, Difference]
+    differences: dict[DifferenceKey, Difference]
+    at_once: dict[DifferenceKey, Difference]
     moments: dict[tuple[str, Variant, str], Trace]
     manifest: Manifest
     tables: Tables

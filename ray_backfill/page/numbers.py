@@ -189,10 +189,13 @@ def make_differences(title: str, lines: Sequence[Compared]) -> Differences:
     """Lines of a comparison as a table."""
     import pandas as pd
 
-    rows = []
-    for names, auc, other_auc, found in lines:
-        numbers = {"difference": found.value, "low": found.low, "high": found.high, "verdict": found.verdict}
-        rows.append({**names, "auc": auc, "other_auc": other_auc, **numbers})
+    rows = [
+        {
+            **names, "auc": auc, "other_auc": other_auc, "difference": lead.value, "low": lead.low, "high": lead.high,
+            "verdict": lead.verdict,
+        }
+        for names, auc, other_auc, lead in lines
+    ]  # fmt: skip
     return Differences(title, pd.DataFrame(rows))
 
 

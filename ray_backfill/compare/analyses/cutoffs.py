@@ -165,7 +165,7 @@ def sentence(results: ResultsData, line: CutoffLine) -> str:
     return f"{name}, {line.merge} merge: {what}; {before}; {unchanged}."
 
 
-def table_line(results: ResultsData, line: CutoffLine, has_orders: bool) -> page.Line:
+def table_line(results: ResultsData, line: CutoffLine, has_orders: bool) -> page.TableLine:
     """A line of the table. The last columns have less to say."""
     half, end = line.half, line.end
     at, unchanged = f"t={half.t:g}", "if unchanged"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import pandas as pd
 
 from ray_backfill.compare.analyses import all_analyses
-from ray_backfill.compare.results import Line, Pair, ResultsData, Row, Tables, Trace, Variant, curves_of
+from ray_backfill.compare.results import DifferenceKey, Line, ResultsData, Row, Tables, Trace, Variant, curves_of
 from ray_backfill.compare.tables import FLIP_METRICS, FORMAT, SPINE, CurvePoint, DifferenceRow, Manifest, SummaryRow
 from ray_backfill.core.errors import InputError, local_path, unknown_name
 from ray_backfill.core.schema import block, frame, read_manifest, read_table, rows_of
@@ -281,8 +281,8 @@ def results_of(tables: Mapping[str, pd.DataFrame], manifest: Manifest) -> Result
         rows.append(
             Row(**vars(row), is_reference=method.is_reference, is_baseline=method.is_baseline, is_oracle=is_oracle)
         )
-    differences: dict[Pair, Difference] = {}
-    at_once: dict[Pair, Difference] = {}
+    differences: dict[DifferenceKey, Difference] = {}
+    at_once: dict[DifferenceKey, Difference] = {}
     for of in rows_of(DifferenceRow, tables["differences"]):
         key = (of.method, Variant(of.order, of.merge)), (of.other_method, Variant(of.other_order, of.other_merge))
         differences[*key, of.metric] = Difference(of.difference, of.low, of.high)

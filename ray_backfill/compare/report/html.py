@@ -14,7 +14,7 @@ from ray_backfill.compare.tables import OLD
 from ray_backfill.page.heading import date_of, name_of, recipe_of, top_notes, without_folders
 from ray_backfill.page.numbers import NOTHING, listed, percent, percent_sign, upper
 from ray_backfill.page.parts import bind, data_facts, flatten, page_charts, page_environment
-from ray_backfill.page.sections import Cell, Line, PageTable, limits, number, share, table_of, word
+from ray_backfill.page.sections import Cell, PageTable, TableLine, limits, number, share, table_of, word
 
 FEW_RIVALS = 10  # number of the closest other methods shown without unfolding
 DARKEST = 0.5  # opacity at which text stays readable
@@ -119,7 +119,7 @@ def numbers_table(results: ResultsData, metric: str, rows: Sequence[Row], by_met
     )
 
 
-def _number_line(results: ResultsData, row: Row, is_primary: bool) -> Line:
+def _number_line(results: ResultsData, row: Row, is_primary: bool) -> TableLine:
     # Old and new are what the conditions and milestones compare with.
     marks = ("", "", "") if row.is_end else conditions(results, row)
     line = [
@@ -269,7 +269,7 @@ def _heat_table(results: ResultsData, what: str, variants: Mapping[str, Variant]
     # From the old service, or the worst cell if none is above old, to the best cell.
     old, high = results.reference(OLD), max(areas, default=1.0)
     low = old.auc if old is not None and old.auc < high else min(areas, default=0.0)
-    lines: list[Line] = []
+    lines: list[TableLine] = []
     for row, cells in rows.items():
         if not any(cells):
             continue
