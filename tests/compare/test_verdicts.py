@@ -89,7 +89,3 @@ def test_one_query(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "results" / "report.html").read_text(encoding="utf-8")
     assert "better</td>" not in page
     assert "Only one query was scored" in page
-
-
-def test_few_queries(tmp_path: Path) -> None:
-    assert warnings(run(tmp_path, 12, 1.6, 0.5))[0].startswith("Only 12 queries were scored: too few")

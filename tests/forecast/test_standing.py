@@ -29,7 +29,7 @@ def test_what_the_backfill_has_done_stands_for_others_only_where_nothing_else_do
 
 
 def test_a_disagreement_with_the_sample_is_a_factor_as_far_as_it_is_certain() -> None:
-    """CloserCounts of a Poisson distribution with 1.6 times the expected mean: their total says how certain that is."""
+    """Counts of a Poisson distribution with 1.6 times the expected mean: their total says how certain that is."""
     rng = np.random.default_rng(0)
     for queries, each, factor in ((400, 2.0, (1.5, 1.65)), (12, 0.2, (1.0, 1.45))):
         expected = np.full((queries, 3), each)

@@ -147,11 +147,7 @@ def sentence(results: ResultsData, line: CutoffLine) -> str:
     # References do not mix systems: they show at the end what the new model alone needs.
     at, when = (line.end, "at the end") if line.row.is_reference else (line.half, f"at t = {line.half.t:g}")
     given, forward, backward = (_number(results, each) for each in (at.cutoff, at.forward_cutoff, at.backward_cutoff))
-    name = (
-        upper(line.row.title) + f" ({results.order_name(line.row.order)} order)"
-        if _names_order(results, line.row)
-        else ""
-    )
+    name = upper(line.row.title) + f" ({results.order_name(line.row.order)} order)" * _names_order(results, line.row)
     before = f"precision {percent_sign(at.precision_before)} before, {percent_sign(at.precision)} {when}"
     if at.forward_cutoff == at.cutoff and (at.backward_cutoff == at.cutoff or math.isnan(at.backward_cutoff)):
         return f"{name}, {line.merge} merge: {given} stays as it is; {before}."

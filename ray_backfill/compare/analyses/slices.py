@@ -132,7 +132,8 @@ def slice_tables(
         values: dict[tuple[Key, str], list[NDArray[np.float64]]] = {}
         # Group by group: the draws of its queries are made once for all curves.
         for group, metric in product(np.unique(each.of_query[scored]), metrics):
-            is_own, olds = each.of_query == group, dict[Key, _GroupCurve]()
+            is_own = each.of_query == group
+            olds: dict[Key, _GroupCurve] = {}
             for key in curves:
                 old_key = of_reference(OLD, key[1])
                 if old_key not in olds:
