@@ -115,6 +115,7 @@ def resolve(
     fits: FitSettings,
     from_images: bool = False,
     to_come: Sequence[str] | None = None,
+    truth: Truth | None = None,
 ) -> Comparison:
     """Check that a comparison is possible on a folder of embeddings, and resolve it.
 
@@ -122,39 +123,14 @@ def resolve(
         because of broken images is skipped, like any query without an answer.
     to_come: for a drill, the models that embed the gallery while it runs. A drill leaves nothing out, and has the
         methods that are asked for.
+    truth: the right answers, if ``resolve_truth`` has found them already; then ``named`` is what it returned.
 
     Raises:
         InputError: Vectors, labels or positives do not fit; an order cannot be made; no merge can be fitted; heads are
             trained for another distance (from_images); or anything is left out (to_come).
     """
-    truth, named = resolve_truth(folder, named, from_images)
-    return resolve_with(truth, folder, named, fits, from_images, to_come)
-
-
-def resolve_truth(folder: EmbeddingFolder, named: Named, from_images: bool = False) -> tuple[Truth, Named]:
-    """The right answers of a comparison, and its settings with the metrics that "recommended" stands for.
-
-    Raises:
-        InputError: There are zero vectors, or no right answers.
-    """
-    how = named.evaluation
-    check_vectors(folder, how.distance)
-    truth = find_truth(folder, how.truth, how.distance, not from_images, how.filter)
-    kind, k, _ = parse_truth(how.truth)
-    if kind.is_retention:  # the metric by which it is closest to real right answers: docs/results/retention.md
-        return truth, named.with_recommended((f"recall@{max(FEW_ANSWERS, k)}",))
-    return truth, named.with_metrics(usual_answers(truth.ground))
-
-
-def resolve_with(
-    truth: Truth,
-    folder: EmbeddingFolder,
-    named: Named,
-    fits: FitSettings,
-    from_images: bool = False,
-    to_come: Sequence[str] | None = None,
-) -> Comparison:
-    """``resolve`` with what ``resolve_truth`` has found."""
+    if truth is None:
+        truth, named = resolve_truth(folder, named, from_images)
     how, distance, seed = named.evaluation, named.evaluation.distance, named.evaluation.order_seed
     wanted = named.methods if to_come is None else named.asked
     if from_images:
@@ -188,6 +164,21 @@ def resolve_with(
         resolve_slices(folder, how.slices, truth.ground),
         {**truth.facts, **facts},
     )
+
+
+def resolve_truth(folder: EmbeddingFolder, named: Named, from_images: bool = False) -> tuple[Truth, Named]:
+    """The right answers of a comparison, and its settings with the metrics that "recommended" stands for.
+
+    Raises:
+        InputError: There are zero vectors, or no right answers.
+    """
+    how = named.evaluation
+    check_vectors(folder, how.distance)
+    truth = find_truth(folder, how.truth, how.distance, not from_images, how.filter)
+    kind, k, _ = parse_truth(how.truth)
+    if kind.is_retention:  # the metric by which it is closest to real right answers: docs/results/retention.md
+        return truth, named.with_recommended((f"recall@{max(FEW_ANSWERS, k)}",))
+    return truth, named.with_metrics(usual_answers(truth.ground))
 
 
 def check_distances_agree(methods: Sequence[Method], distance: str, fits: FitSettings) -> None:

@@ -15,7 +15,6 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import rows_of
 from ray_backfill.page import Difference
 
-T = TypeVar("T")
 DAGGER, DOUBLE_DAGGER = "\u2020", "\u2021"
 
 
@@ -169,12 +168,12 @@ class ResultsData:
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Quality metrics without the flip curves, the primary one first."""
-        return _unique((self.primary, *(r.metric for r in self.rows if r.metric not in FLIP_METRICS)))
+        return tuple(dict.fromkeys((self.primary, *(r.metric for r in self.rows if r.metric not in FLIP_METRICS))))
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
         """Method names in listing order."""
-        return _unique(r.method for r in self.rows)
+        return tuple(dict.fromkeys(r.method for r in self.rows))
 
     @cached_property
     def titles(self) -> dict[str, str]:
@@ -184,18 +183,18 @@ class ResultsData:
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """The combinations of order and merge with which a method other than old, new and offline was run."""
-        own = _unique(r.variant for r in self.rows if not r.is_reference)
-        return own or _unique(r.variant for r in self.rows)[:1]
+        own = tuple(dict.fromkeys(r.variant for r in self.rows if not r.is_reference))
+        return own or tuple(dict.fromkeys(r.variant for r in self.rows))[:1]
 
     @cached_property
     def orders(self) -> tuple[str, ...]:
         """The orders among the variants."""
-        return _unique(v.order for v in self.variants)
+        return tuple(dict.fromkeys(v.order for v in self.variants))
 
     @cached_property
     def merges(self) -> tuple[str, ...]:
         """The merges among the variants."""
-        return _unique(v.merge for v in self.variants)
+        return tuple(dict.fromkeys(v.merge for v in self.variants))
 
     @property
     def several(self) -> tuple[str, ...]:
@@ -339,7 +338,3 @@ def curves_of(table: pd.DataFrame, kind: type[LineT]) -> dict[tuple[str, Variant
         method, order, merge, metric = (str(name) for name in key)
         lines[method, Variant(order, merge), metric] = kind(*(array[places] for array in arrays))
     return lines
-
-
-def _unique(items: Iterable[T]) -> tuple[T, ...]:
-    return tuple(dict.fromkeys(items))

@@ -14,7 +14,7 @@ from typing import Any
 from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation, Named, check_memory
 from ray_backfill.compare.fits import chosen, fit_maps, fit_on_halves
 from ray_backfill.compare.replay import Curves, in_order, replay_here
-from ray_backfill.compare.resolve import Comparison, resolve_truth, resolve_with
+from ray_backfill.compare.resolve import Comparison, resolve, resolve_truth
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.compare.write import (
@@ -127,7 +127,7 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
         if not context.overwrite:
             raise
         both = named
-    return resolve_with(truth, folder, both, fits, from_images)
+    return resolve(folder, both, fits, from_images, truth=truth)
 
 
 def _read(data: Path, models: Sequence[str], out: Path) -> EmbeddingFolder:
