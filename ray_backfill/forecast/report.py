@@ -89,8 +89,15 @@ class ForecastResults:
             table.add_section()
         before = [Text(sentence, "bold") for sentence in findings(self)]
         before += [Text(sentence, "yellow") for sentence in warnings(self)]
-        after = [Text(note, style) for style, note in notes(self)]
-        show(None, table, after, 2, "report.html or summary.parquet", before)
+        notes = [Text(width(self.of(self.metrics[0], self.orders[0])))]
+        if others := self.metrics[1:]:
+            notes.append(Text(f"Other metrics, in report.html: {', '.join(others)}."))
+        if left_out := self.manifest.get("left_out"):
+            notes.append(Text(f"Left out: {', '.join(left_out)} (report.html says why)."))
+        if command := next_command(self):
+            notes.append(Text(f"to halve the interval of the first row: {command}", "bold"))
+        notes.append(Text(COLUMNS, "dim"))
+        show(None, table, notes, 2, "report.html or summary.parquet", before)
 
     def plot(self) -> "Figure":
         """Draw the curves with their 95 % intervals. Needs matplotlib."""
@@ -350,18 +357,6 @@ def title(found: ForecastResults) -> str:
 def rows_in(found: ForecastResults, metric: str) -> list[list[str]]:
     """The texts of each method and order in a metric."""
     return [cells(row) for order in found.orders for row in found.of(metric, order)]
-
-
-def notes(found: ForecastResults) -> list[tuple[str, str]]:
-    """(style, sentence) of what stands below the table in a terminal."""
-    said = [("", width(found.of(found.metrics[0], found.orders[0])))]
-    if others := found.metrics[1:]:
-        said.append(("", f"Other metrics, in report.html: {', '.join(others)}."))
-    if left_out := found.manifest.get("left_out"):
-        said.append(("", f"Left out: {', '.join(left_out)} (report.html says why)."))
-    if command := next_command(found):
-        said.append(("bold", f"to halve the interval of the first row: {command}"))
-    return [*said, ("dim", COLUMNS)]
 
 
 def next_command(found: ForecastResults) -> str:
