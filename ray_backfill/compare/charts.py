@@ -88,14 +88,14 @@ def has_intervals(results: ResultsData) -> bool:
 
 def method_styles(results: ResultsData) -> dict[str, Style]:
     """A style per method, the same in every chart; references are grey, the best method is thicker and on top."""
-    own, best = selection.own_methods(results), results.best()
+    methods, best = selection.own_methods(results), results.best()
     # Any other reference is drawn like offline.
     styles = dict.fromkeys(results.methods, REFERENCE_STYLES["offline"]) | REFERENCE_STYLES
-    if len(own) > selection.MAX_LINES:
+    if len(methods) > selection.MAX_LINES:
         # Only the best of many methods are shown at first, so they get the most distinct styles.
-        ranked = [r.method for r in selection.best_per_method(results, results.primary) if r.method in own]
-        own = tuple(dict.fromkeys((*ranked, *own)))
-    for index, method in enumerate(own):
+        ranked = [r.method for r in selection.best_per_method(results, results.primary) if r.method in methods]
+        methods = tuple(dict.fromkeys((*ranked, *methods)))
+    for index, method in enumerate(methods):
         styles[method] = numbered_style(index, width=2.7 if best is not None and method == best.method else 1.5)
     return styles
 

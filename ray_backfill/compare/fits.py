@@ -236,8 +236,8 @@ def _fitted(
     tuned = context.chosen
     if fits.tune > 1:
         tuned = tune_stage(out / "tuning", folder, methods, fits, evaluation, workers, overwrite)
-    own = chosen(tuned, fits)
-    return fit_stage(out / "maps", folder, methods, fits, evaluation.distance, workers, overwrite, own), tuned
+    settings = chosen(tuned, fits)
+    return fit_stage(out / "maps", folder, methods, fits, evaluation.distance, workers, overwrite, settings), tuned
 
 
 def fit_stage(
@@ -262,34 +262,36 @@ def fit_stage(
     """
     fits = {method.name: method.fit for method in methods if method.fit}
     folders = {name: out / name for name in fits}
-    own = dict.fromkeys(folders, settings) | dict(tuned or {})
-    keys = {method.name: map_key(folder, method, own[method.name], distance) for method in methods if method.fit}
+    settings_of = dict.fromkeys(folders, settings) | dict(tuned or {})
+    keys = {
+        method.name: map_key(folder, method, settings_of[method.name], distance) for method in methods if method.fit
+    }
     missing = {name for name, key in keys.items() if not begin_stage(folders[name], key, overwrite)}
     if not missing:
         return folders
     here, trained = _divided([method for method in methods if method.name in missing], lambda method: method.is_trained)
     data = train_set(folder)
     for method in (*here, *trained):  # the number of epochs, if it was left open
-        fit, asked = fits[method.name], own[method.name]
+        fit, asked = fits[method.name], settings_of[method.name]
         fit.check(data, asked, 1)
-        own[method.name] = sized(fit, asked, data, distance)
-        if own[method.name] != asked:
-            say(f"{method.title}: {fit.epochs(own[method.name])} epochs of {len(data):,} items")
+        settings_of[method.name] = sized(fit, asked, data, distance)
+        if settings_of[method.name] != asked:
+            say(f"{method.title}: {fit.epochs(settings_of[method.name])} epochs of {len(data):,} items")
     with task("fit maps", len(missing), "methods") as shown:
         with keeping():
             for method in (method for method in here if not method.is_trained):
-                fit_map(out / method.name, method, data, own[method.name], distance)
+                fit_map(out / method.name, method, data, settings_of[method.name], distance)
                 shown.advance()
         for method in (method for method in here if method.is_trained):
             shown.expect(len(missing))  # formulas took no time, so they cannot predict the rest
-            fit_map(out / method.name, method, data, own[method.name], distance)
+            fit_map(out / method.name, method, data, settings_of[method.name], distance)
             shown.advance()
         if trained:
             shown.expect(len(missing))
             from ray_backfill.compare.ray import train_maps
 
             is_only = sum(method.is_trained for method in methods) == 1
-            train_maps(out, folder, trained, own, distance, workers, shown, is_only)
+            train_maps(out, folder, trained, settings_of, distance, workers, shown, is_only)
     return {name: path for name, path in folders.items() if is_finished(path)}
 
 

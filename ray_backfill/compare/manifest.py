@@ -140,11 +140,11 @@ def weighting(comparison: Comparison) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """The versions of packages that affect the numbers, of those that are installed."""
-    found = {"ray_backfill": __version__}
+    installed = {"ray_backfill": __version__}
     for name in ("ray", "torch", "numpy", "pyarrow"):
         with suppress(PackageNotFoundError):  # formulas need neither Ray nor torch
-            found[name] = version(name)
-    return found
+            installed[name] = version(name)
+    return installed
 
 
 def now() -> str:

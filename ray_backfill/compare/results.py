@@ -83,29 +83,29 @@ DifferenceKey = tuple[tuple[str, Variant], tuple[str, Variant], str]
 class Tables(Mapping[str, tuple[Any, ...]]):
     """The rows of the tables of analyses, by name; a table becomes rows when it is first asked for."""
 
-    def __init__(self, found: Mapping[str, tuple[type, pd.DataFrame]] | None = None) -> None:
-        """found: name -> the row type and the table."""
-        self._found = dict(found or {})
+    def __init__(self, tables: Mapping[str, tuple[type, pd.DataFrame]] | None = None) -> None:
+        """tables: name -> the row type and the table."""
+        self._tables = dict(tables or {})
         self._rows: dict[str, tuple[Any, ...]] = {}
 
     def __getitem__(self, name: str) -> tuple[Any, ...]:
         if name not in self._rows:
-            self._rows[name] = tuple(rows_of(*self._found[name]))
+            self._rows[name] = tuple(rows_of(*self._tables[name]))
         return self._rows[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self._tables)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._tables)
 
     def frame(self, name: str) -> pd.DataFrame:
         """The table of this name, which must be there."""
-        return self._found[name][1]
+        return self._tables[name][1]
 
-    def with_further(self, found: Mapping[str, tuple[type, pd.DataFrame]]) -> "Tables":
-        """These tables and further ones. found: name -> the row type and the table."""
-        return Tables(self._found | dict(found))
+    def with_further(self, tables: Mapping[str, tuple[type, pd.DataFrame]]) -> "Tables":
+        """These tables and further ones. tables: name -> the row type and the table."""
+        return Tables(self._tables | dict(tables))
 
     def of_methods(self, names: Iterable[str]) -> "Tables":
         """The rows of these methods; tables without a column ``method`` as they are."""
@@ -113,7 +113,7 @@ class Tables(Mapping[str, tuple[Any, ...]]):
         return Tables(
             {
                 name: (kind, table[table["method"].isin(kept)] if "method" in table else table)
-                for name, (kind, table) in self._found.items()
+                for name, (kind, table) in self._tables.items()
             }
         )
 

@@ -291,11 +291,11 @@ class Traits:
     merges: Mapping[str, MergeTraits]
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Mapping[str, Any]]) -> "Traits":
+    def from_json(cls, recorded: Mapping[str, Mapping[str, Any]]) -> "Traits":
         return cls(
-            {name: MethodTraits(**traits) for name, traits in found["methods"].items()},
-            {name: OrderTraits(**traits) for name, traits in found["orders"].items()},
-            {name: MergeTraits(**traits) for name, traits in found["merges"].items()},
+            {name: MethodTraits(**traits) for name, traits in recorded["methods"].items()},
+            {name: OrderTraits(**traits) for name, traits in recorded["orders"].items()},
+            {name: MergeTraits(**traits) for name, traits in recorded["merges"].items()},
         )
 
 
@@ -332,15 +332,15 @@ class Manifest:
     """With the method and order of shown.parquet: how many queries lose and win their right first result on the way."""
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Manifest":
-        known = {field.name: found[field.name] for field in fields(cls) if field.name in found}
-        known["traits"] = Traits.from_json(found["traits"])
-        known["left_out"] = tuple(LeftOut(**missing) for missing in found.get("left_out", ()))
+    def from_json(cls, recorded: Mapping[str, Any]) -> "Manifest":
+        known = {field.name: recorded[field.name] for field in fields(cls) if field.name in recorded}
+        known["traits"] = Traits.from_json(recorded["traits"])
+        known["left_out"] = tuple(LeftOut(**missing) for missing in recorded.get("left_out", ()))
         known["tuned"] = ()
-        if found.get("tuned"):
+        if recorded.get("tuned"):
             from ray_backfill.learn.training.fit import Tuned  # what fits need; few results were tuned
 
-            known["tuned"] = tuple(Tuned(**tuned) for tuned in found["tuned"])
+            known["tuned"] = tuple(Tuned(**tuned) for tuned in recorded["tuned"])
         return cls(**known)
 
     def facts(self) -> dict[str, Any]:

@@ -170,11 +170,11 @@ class Places(NamedTuple):
 def find_starts(thresholds: Floats32) -> Places:
     """Prepare the search among thresholds."""
     starts, scales = np.zeros((len(thresholds), _STARTS), np.int32), np.zeros((len(thresholds), 2))
-    for row, own in enumerate(thresholds):
-        own = own[np.isfinite(own)]
-        near = own[np.abs(own) < _FAR] if np.abs(own).min() < _FAR else np.zeros(1)
+    for row, at in enumerate(thresholds):
+        at = at[np.isfinite(at)]
+        near = at[np.abs(at) < _FAR] if np.abs(at).min() < _FAR else np.zeros(1)
         scales[row] = near[0], _STARTS / max(float(near[-1]) - float(near[0]), 1e-30)
-        starts[row] = np.searchsorted(own, near[0] + np.arange(_STARTS) / scales[row, 1], side="right")
+        starts[row] = np.searchsorted(at, near[0] + np.arange(_STARTS) / scales[row, 1], side="right")
     return Places(thresholds, starts, scales)
 
 

@@ -113,8 +113,8 @@ class Units:
 
         A regression on the metric at t = 0, which is known of all queries, removes what the choice of queries explains.
         """
-        y, own = self.value @ weights, self.start[self.chosen]
-        spread = own - own.mean(axis=0)
+        y, start = self.value @ weights, self.start[self.chosen]
+        spread = start - start.mean(axis=0)
         inverse = np.linalg.pinv(spread.T @ spread)
         slope = inverse @ spread.T @ y
         leverage = 1 / len(y) + np.einsum("ic,cd,id->i", spread, inverse, spread)
@@ -126,7 +126,7 @@ class Units:
         of_queries = float(totals @ totals) / len(y) ** 2 * groups / max(groups - 1, 1) * (1 - share)
         deviations = np.bincount(of, np.sqrt(self._of_answers(weights)))
         of_answers = share * float(deviations @ deviations) / len(y) ** 2
-        value = float(y.mean() + (self.start.mean(axis=0) - own.mean(axis=0)) @ slope)
+        value = float(y.mean() + (self.start.mean(axis=0) - start.mean(axis=0)) @ slope)
         # Structural errors of two systems are independent of each other; the jackknife leaves out the same items.
         structural = sum(float(((shift @ weights) ** 2).sum()) for shift in self.shift.values())
         of_model = jackknife((self.without @ weights).mean(axis=0)) + structural

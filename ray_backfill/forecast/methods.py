@@ -152,10 +152,10 @@ def exact_starts(
         name = OLD if method.backward.plain in (OLD, NEW) else method.name
         (serves,) = find_methods((name,))
         # Other merges keep each system's ranking.
-        own = Merged(serves, replace(merge, references=merge.references[:1] * 2) if merge.references else RAW)
-        key = name, own.has_csls
+        alone = Merged(serves, replace(merge, references=merge.references[:1] * 2) if merge.references else RAW)
+        key = name, alone.has_csls
         if key not in curves:
-            curves[key] = (replay_alone or replay_here)(own)
+            curves[key] = (replay_alone or replay_here)(alone)
         starts = {metric: np.full(truth.n_queries, np.nan) for metric in how.metrics}
         for metric, values in curves[key].per_query.items():
             starts[metric][curves[key].scored] = values[:, 0]

@@ -154,14 +154,14 @@ def forecast_folder(
         from ray_backfill.forecast.ray import gallery_in_shards
 
         with gallery_in_shards(comparison, given, shards) as gallery:
-            found = forecast_methods(comparison, given, gallery)
+            forecasts = forecast_methods(comparison, given, gallery)
     else:
-        found = forecast_methods(comparison, given, gallery_here(comparison))
-    tables = _tables(comparison, given, found)
+        forecasts = forecast_methods(comparison, given, gallery_here(comparison))
+    tables = _tables(comparison, given, forecasts)
     judged = {"truth": stored.settings.truth, "distance": stored.settings.distance}
     evaluation = asdict(settings) | {"metrics": comparison.evaluation.metrics} | judged
     facts = {"stage": "forecast", "format": FORMAT, "version": __version__, "command": context.command}
-    facts |= {"evaluation": evaluation} | _facts(comparison, given, found)
+    facts |= {"evaluation": evaluation} | _facts(comparison, given, forecasts)
     others = ("manifest.json", "curves.png", "report.html")
     with replaced_whole(out, (*(f"{name}.parquet" for name in TABLES), *others)) as half:
         for name, table in tables.items():
@@ -184,10 +184,11 @@ def forecast_methods(comparison: Comparison, given: NewEmbeddings, gallery: Gall
 
 
 def _tables(
-    comparison: Comparison, given: NewEmbeddings, found: Mapping[Merged, Forecast]
+    comparison: Comparison, given: NewEmbeddings, forecasts: Mapping[Merged, Forecast]
 ) -> Mapping[str, pd.DataFrame]:
     t = np.linspace(0, 1, comparison.evaluation.points)
-    new, rest = _of_new(found), {merged: forecast for merged, forecast in found.items() if merged.method.name != NEW}
+    new = _of_new(forecasts)
+    rest = {merged: forecast for merged, forecast in forecasts.items() if merged.method.name != NEW}
     curves = [
         (merged, order, metric, units)
         for merged, forecast in rest.items()
@@ -217,10 +218,10 @@ def _tables(
     }
 
 
-def _of_new(found: Mapping[Merged, Forecast]) -> Mapping[bool, Mapping[str, Units]]:
+def _of_new(forecasts: Mapping[Merged, Forecast]) -> Mapping[bool, Mapping[str, Units]]:
     """With CSLS or not -> metric -> the curve of {new, new}, of which the ends have a meaning."""
-    own = [(merged, forecast) for merged, forecast in found.items() if merged.method.name == NEW]
-    return {merged.has_csls: next(iter(forecast.units.values())) for merged, forecast in own}
+    of_new = [(merged, forecast) for merged, forecast in forecasts.items() if merged.method.name == NEW]
+    return {merged.has_csls: next(iter(forecast.units.values())) for merged, forecast in of_new}
 
 
 def _ends(new: Mapping[str, Units]) -> dict[str, object]:
@@ -231,11 +232,11 @@ def _ends(new: Mapping[str, Units]) -> dict[str, object]:
     }
 
 
-def _facts(comparison: Comparison, given: NewEmbeddings, found: Mapping[Merged, Forecast]) -> dict[str, object]:
+def _facts(comparison: Comparison, given: NewEmbeddings, forecasts: Mapping[Merged, Forecast]) -> dict[str, object]:
     """What the manifest says about the data, and about what was left out."""
-    known, new = given.known, _of_new(found)
+    known, new = given.known, _of_new(forecasts)
     gone = {each.name: each.reason for each in comparison.left_out}
-    methods = {merged.method for merged in found}
+    methods = {merged.method for merged in forecasts}
     gone |= {m.name: "it has no forecast" for m in comparison.methods if m not in methods and not m.is_reference}
     return _ends(new[False]) | {
         "items": len(comparison.folder.gallery), "known": len(known.position), "queries": comparison.truth.n_queries,

@@ -59,8 +59,8 @@ def section(results: ResultsData) -> Section | None:
 
 def price(results: ResultsData, row: Row) -> str:
     """What a cascade embeds in the order of its row, without a full stop; "" for any other method."""
-    own = [each for each in embedded(results) if (each.title, each.order) == (row.title, row.order)]
-    return _price(own, with_order=False) if own else ""
+    prices = [of for of in embedded(results) if (of.title, of.order) == (row.title, row.order)]
+    return _price(prices, with_order=False) if prices else ""
 
 
 def _price(prices: list[CascadePrice], with_order: bool = True) -> str:

@@ -77,8 +77,8 @@ def cutoff_table(comparison: "Comparison", *_: object) -> pd.DataFrame | None:
     """``CutoffRow``s; None without a cut-off, or a merge that translates it."""
     from ray_backfill.compare.cutoffs import measured_cutoffs
 
-    found = [block(CutoffRow, *each) for each in measured_cutoffs(comparison)]
-    return pd.concat(found, ignore_index=True) if found else None
+    blocks = [block(CutoffRow, *columns) for columns in measured_cutoffs(comparison)]
+    return pd.concat(blocks, ignore_index=True) if blocks else None
 
 
 @dataclass(frozen=True)

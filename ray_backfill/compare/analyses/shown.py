@@ -152,11 +152,11 @@ def shown_queries(folder: "EmbeddingFolder", curves: "Curves", key: "Key", metri
 
 def _decisive(flips: "Flips", query: int, kind: str) -> int | None:
     """The last loss of a worst query, or the last win of a best one; without one, the last change."""
-    own = np.flatnonzero(flips.query == query)
-    wanted = own[flips.is_lost[own] == (kind == WORST)]
+    changes = np.flatnonzero(flips.query == query)
+    wanted = changes[flips.is_lost[changes] == (kind == WORST)]
     if len(wanted):
         return int(wanted[-1])
-    return int(own[-1]) if len(own) else None
+    return int(changes[-1]) if len(changes) else None
 
 
 def _told(shown: Mapping[int, _Thing], first: "RankedLists", k: int | None) -> tuple[str, str, str, str]:

@@ -60,21 +60,21 @@ def runner_up(results: ResultsData) -> str:
 
 def warnings(results: ResultsData) -> tuple[str, ...]:
     """Sentences about the data that a reader must know before the results."""
-    found = [RETENTION_WARNING.format(retained(results))] if is_retention(results) else _crosses(results)
+    sentences = [RETENTION_WARNING.format(retained(results))] if is_retention(results) else _crosses(results)
     if (scored := verdict.queries(results)) < verdict.FEW_QUERIES:
         what = "Only one query was" if scored == 1 else f"Only {scored} queries were"
-        found.append(
+        sentences.append(
             f"{what} scored: too few to tell methods apart. Use at least {verdict.FEW_QUERIES}, better hundreds."
         )
     if unlearned := [results.titles[name] for name in results.methods if name in results.unlearned]:
         shown = unlearned if len(unlearned) <= FEW + 1 else unlearned[:FEW]
         comma = "; " if any("," in title for title in shown) else ", "
         more = f" and {len(unlearned) - FEW} more" if len(shown) < len(unlearned) else ""
-        found.append(
+        sentences.append(
             f"Did not learn here: {comma.join(shown)}{more}. On validation items, which no fit saw, worse than rank "
             "merge without training (rm_naive), so never recommended."
         )
-    return (*found, *data_notes(results.manifest.data))
+    return (*sentences, *data_notes(results.manifest.data))
 
 
 def _crosses(results: ResultsData) -> list[str]:

@@ -179,14 +179,14 @@ def lost(results: ResultsData, row: Row) -> Lost | None:
 def _trade(results: ResultsData, best: Row) -> str:
     """What users pay for it on the first day or later, beyond what the finished upgrade costs; "" if nothing."""
     below = [row.metric for row in results.in_all_metrics(best) if row.starts_at_old == NO]
-    found, margin = lost(results, best), results.manifest.margin
+    flips, margin = lost(results, best), results.manifest.margin
     told = [f"{listed(below, 'and')} start{'s' * (len(below) == 1)} below the old service"] if below else []
-    if found is not None:
-        many = margin + (found.finished if math.isfinite(found.finished) else 0.0)
-        is_first = bool(below) or found.first_day > many
-        share, when = (found.first_day, "on the first day") if is_first else (found.worst, "on the way")
+    if flips is not None:
+        many = margin + (flips.finished if math.isfinite(flips.finished) else 0.0)
+        is_first = bool(below) or flips.first_day > many
+        share, when = (flips.first_day, "on the first day") if is_first else (flips.worst, "on the way")
         if is_first or share > many:
-            told.append(f"{percent_sign(share)} of queries lose their right first result {when}{found.beside}")
+            told.append(f"{percent_sign(share)} of queries lose their right first result {when}{flips.beside}")
     return f", but {' and '.join(told)}" if told else ""
 
 
@@ -296,11 +296,11 @@ def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> s
     # With csls, the old service can be better than every method, and than the old service without it.
     chosen = mixing.title.rpartition(" + ")[2] if mixing.merge == "best" else mixing.merge
     merge = f" with {chosen}, which needs no upgrade" if mixing.old_auc > old.auc else ""
-    own = f"{percent_sign(mixing.old_auc)}, and {percent_sign(old.auc)} without" if merge else percent_sign(old.auc)
+    value = f"{percent_sign(mixing.old_auc)}, and {percent_sign(old.auc)} without" if merge else percent_sign(old.auc)
     sentence = (
         f"Switch when the new index is complete: no method{' but cascades' * is_beaten} serves better than the old "
         f"service{merge}{',' * bool(merge)} while the backfill runs. The best{' of the others' * is_beaten}, "
-        f"{_name(results, mixing)}, has {percent_sign(mixing.auc)} {results.primary} on average against {own}."
+        f"{_name(results, mixing)}, has {percent_sign(mixing.auc)} {results.primary} on average against {value}."
     )
     return f"{sentence} {_with_price(results, cascade, old, step)}" if cascade is not None and is_beaten else sentence
 
@@ -415,12 +415,12 @@ def find_situation(results: ResultsData) -> Situation:
         return Situation.EQUAL
     best, old = results.best(), results.reference(OLD)
     if best is None:
-        own = [row for row in results.rows if not (row.is_end or row.method in results.controls)]
-        if own and all(row.method in results.unlearned for row in own):
+        rows = [row for row in results.rows if not (row.is_end or row.method in results.controls)]
+        if rows and all(row.method in results.unlearned for row in rows):
             return Situation.UNLEARNED
         if results.best_cascade() is not None:
             return Situation.ONLY_CASCADES
-        return Situation.ONLY_BOUNDS if any(row.is_bound for row in own) else Situation.NO_METHOD
+        return Situation.ONLY_BOUNDS if any(row.is_bound for row in rows) else Situation.NO_METHOD
     if old is not None and best.auc <= max(old.auc, best.old_auc):
         return Situation.NOT_MIXED
     # Whether no interval of what it gains over the old service contains nothing gained.
