@@ -242,9 +242,6 @@ def changes(right: NDArray[np.bool_]) -> Flips:
 Key = tuple[str, str, str]
 Curves = Mapping[Key, Replayed]
 
-# Memory for the systems of a group of methods that no other method has, and for its values.
-_GROUP_BYTES = 2 << 30
-
 
 @dataclass(frozen=True)
 class Systems:
@@ -371,8 +368,8 @@ def replay_here(comparison: Comparison, device: str = "cpu") -> Curves:
     return replay_methods(comparison, serve)
 
 
-def groups_in_memory(comparison: Comparison, most_bytes: int = _GROUP_BYTES) -> Iterator[list[Method]]:
-    """Split the methods into groups that fit in memory: the systems that no other method has, and the values."""
+def groups_in_memory(comparison: Comparison, most_bytes: int = 2 << 30) -> Iterator[list[Method]]:
+    """Split the methods into groups; the systems of one that no other method has, and its values, fit in memory."""
     how, folder, orders = comparison.evaluation, comparison.folder, comparison.named.replayed_orders
     n_values = comparison.truth.n_queries * how.moments * len(how.metrics) * orders * len(how.merges)
     widest = max(vectors.shape[1] for vectors in folder.gallery.vectors.values())

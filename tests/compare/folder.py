@@ -6,7 +6,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.resolve import Comparison, resolve
+from ray_backfill.data.folder import read_folder
 from ray_backfill.data.write import vector_column, write_parquet
+from ray_backfill.learn.training.settings import FitSettings
 
 CLASSES = 6
 
@@ -32,3 +36,7 @@ def labelled(rows: int, classes: int = CLASSES, seed: int = 0, old: int = 4, new
     rng, label = np.random.default_rng(seed), np.arange(rows) % classes
     both = {model: rng.normal(size=(rows, dim)) + label[:, None] for model, dim in (("old", old), ("new", new))}
     return both | {"label": label}
+
+
+def resolved(folder: Path, evaluation: Evaluation) -> Comparison:
+    return resolve(read_folder(folder), evaluation.named, FitSettings())

@@ -15,7 +15,7 @@ from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.results import depth
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
-from tests.compare.folder import CLASSES, write_split
+from tests.compare.folder import CLASSES, resolved, write_split
 
 DEFAULT = replace(Evaluation.of_folder(), methods=("rm_naive",), points=3)
 SERVED, FEW = ("nDCG@10", "CMC@1"), "recall@10"
@@ -56,7 +56,7 @@ def test_half_of_the_queries_decide_and_those_without_an_answer_do_not_count(tmp
     for name, few, many, none in (("more", 20, 19, 30), ("less", 19, 20, 30)):
         labels = np.repeat([1, 0, 7], [few, many, none])
         write_split(data / "queries.parquet", len(labels), 1000, label=labels)
-        metrics = resolve(read_folder(data), DEFAULT.named, FitSettings()).evaluation.metrics
+        metrics = resolved(data, DEFAULT).evaluation.metrics
         assert (FEW in metrics) == (name == "more")
 
 

@@ -20,7 +20,7 @@ from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.compare.write import Facts, write_results
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import read_json
-from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable, read_folder
+from ray_backfill.data.folder import EmbeddingTable, read_folder
 from ray_backfill.data.truth import ground_truth
 from ray_backfill.data.write import write_parquet
 from ray_backfill.engine import statistics as stats
@@ -29,18 +29,18 @@ from ray_backfill.engine.replay import Curve
 from ray_backfill.learn.expressions import mapped, plain, side
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.training.settings import FitSettings
-from tests.compare.folder import CLASSES, write_split
+from tests.compare.folder import CLASSES, resolved, write_split
 
 EVALUATION = Evaluation(methods=("rm_naive", "offline"), orders=("random", "classifier_score"), points=5)
 
 
 def run_on(folder: Path, out: Path, evaluation: Evaluation = EVALUATION, left_out: tuple[LeftOut, ...] = ()) -> Path:
-    comparison = resolve(read_folder(folder), evaluation.named, FitSettings())
+    comparison = resolved(folder, evaluation)
     return write_results(replace(comparison, left_out=left_out), out, Facts(command="test"))
 
 
-def replay_all(data: EmbeddingFolder, evaluation: Evaluation = EVALUATION) -> Curves:
-    return replay_here(resolve(data, evaluation.named, FitSettings()))
+def replay_all(folder: Path, evaluation: Evaluation = EVALUATION) -> Curves:
+    return replay_here(resolved(folder, evaluation))
 
 
 def replayed_by_hand(folder: Path, backward: str, forward: str, points: int) -> Curve:
@@ -114,7 +114,8 @@ def test_flags_and_flips_tell_a_bad_upgrade_from_a_good_one(folder: Path, tmp_pa
     assert data.queries is not None
     swapped = replace(data, gallery=swap(data.gallery), queries=swap(data.queries))
     methods = find_methods(("old", "new", "rm_naive"))
-    curves = replay_all(swapped, Evaluation(methods=("rm_naive",), orders=("random",), points=5))
+    how = Evaluation(methods=("rm_naive",), orders=("random",), points=5)
+    curves = replay_here(resolve(swapped, how.named, FitSettings()))
     naive = curves["rm_naive", "random", "raw"].curve
     half = Curve(naive.t, {"mAP": naive.per_query["mAP"] / 2}, np.zeros_like(naive.top1_correct), naive.scored, 0)
     tables = tabulate(
@@ -159,7 +160,7 @@ def test_milestones_have_intervals_and_flips_settle(folder: Path, tmp_path: Path
 def test_differences_and_intervals_come_from_the_same_draws(folder: Path, tmp_path: Path) -> None:
     out = run_on(folder, tmp_path / "out")
     summary, differences = pd.read_parquet(out / "summary.parquet"), pd.read_parquet(out / "differences.parquet")
-    curves = replay_all(read_folder(folder))
+    curves = replay_all(folder)
     mine, offline, old, new = (curves[name, "random", "raw"].curve for name in ("rm_naive", "offline", "old", "new"))
     row = differences.query(
         "method == 'rm_naive' and order == 'random' and other_method == 'offline' and metric == 'mAP'"
@@ -192,9 +193,9 @@ def test_merges_are_compared_with_each_other_and_with_the_references(folder: Pat
 def test_a_fusion_by_rank_is_replayed_beside_candidates(folder: Path) -> None:
     """It needs whole rankings, which metrics cut at k do not: the two are replayed apart, and nothing is lost."""
     evaluation = replace(EVALUATION, orders=("random",), merges=("raw", "rrf"), metrics=("CMC@1",))
-    curves = replay_all(read_folder(folder), evaluation)
+    curves = replay_all(folder, evaluation)
     assert [key for key in curves if key[0] == "rm_naive"] == [("rm_naive", "random", m) for m in ("raw", "rrf")]
-    whole = replay_all(read_folder(folder), replace(evaluation, metrics=("mAP", "CMC@1")))
+    whole = replay_all(folder, replace(evaluation, metrics=("mAP", "CMC@1")))
     for key, found in curves.items():
         np.testing.assert_array_equal(found.values["CMC@1"], whole[key].values["CMC@1"])
 
@@ -203,7 +204,7 @@ def test_subgroups_are_the_curves_of_their_queries(folder: Path, tmp_path: Path)
     group = np.array(["f", "m", "m", "f", "m", "m"] * 2)
     write_split(folder / "queries.parquet", 12, 1000, group=group)
     table = pd.read_parquet(run_on(folder, tmp_path / "out") / "subgroups.parquet")
-    curve = replay_all(read_folder(folder))["rm_naive", "random", "raw"].curve
+    curve = replay_all(folder)["rm_naive", "random", "raw"].curve
     own = table[(table.method == "rm_naive") & (table.order == "random") & (table.metric == "mAP")]
     f, m, gap = (own[own.group == g].value.to_numpy() for g in ("f", "m", "(gap)"))
     np.testing.assert_allclose(f, curve.per_query["mAP"][group == "f"].mean(axis=0))
@@ -217,7 +218,7 @@ def test_a_query_of_weight_3_is_worth_three_queries_in_every_table(folder: Path,
     group, times = np.array(["f", "m", "m", "f", "m", "m"] * 2), np.array([1, 3] * 6)
     write_split(folder / "queries.parquet", 12, 1000, group=group, weight=times / 2)
     weighted = run_on(folder, tmp_path / "weighted", evaluation)
-    curve = replay_all(read_folder(folder), evaluation)["rm_naive", "random", "raw"].curve
+    curve = replay_all(folder, evaluation)["rm_naive", "random", "raw"].curve
     queries = pq.read_table(folder / "queries.parquet").drop_columns("weight").take(np.repeat(np.arange(12), times))
     queries = queries.set_column(0, "id", pa.array(np.arange(1000, 1000 + len(queries))))
     write_parquet(folder / "queries.parquet", queries)
@@ -336,7 +337,7 @@ def test_a_plugins_order_reads_its_own_column(folder: Path, tmp_path: Path, monk
     plugin = SimpleNamespace(ORDERS=orders)
     monkeypatch.setattr("ray_backfill.core.plugins._modules_from_outside", lambda: (plugin,))
     evaluation = replace(EVALUATION, orders=("newest",))
-    comparison = resolve(read_folder(folder), evaluation.named, FitSettings())
+    comparison = resolved(folder, evaluation)
     assert comparison.orders.of_gallery["newest"].tolist() == np.argsort(-recency).tolist()
     write_results(comparison, tmp_path / "out", Facts(command="test"))
     for more, message in (
