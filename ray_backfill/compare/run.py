@@ -73,7 +73,8 @@ def evaluate_folder(
         has_first_table = to_train and any(not method.is_reference for method in ready)
         # An order of a method can need the trained networks.
         if show_first is not None and has_first_table and not any(o.of_method for o in comparison.named.orders):
-            untrained, tuned = fit_maps(comparison.only(ready), fits, context)
+            untrained = comparison.only(ready)
+            untrained, tuned = fit_maps(untrained, fits, context)
             first = replay(untrained)
             facts = facts_of(untrained, fits, context, recipe, time.perf_counter() - started, tuned)
             show_first(results_in_memory(untrained, first, facts), [method.title for method in to_train])
