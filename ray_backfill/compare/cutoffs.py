@@ -9,6 +9,7 @@ Shapes: N gallery items, C cut-offs, T reported points.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +57,7 @@ class _Counting:
 def cutoff_merges(names: Sequence[str]) -> list[str]:
     """The merges by which cut-offs can be translated; for the best one, those that need no labels."""
     # The best merge differs from method to method, and can be one without cut-offs.
-    told = dict.fromkeys(each for name in names for each in (("raw", "quantile") if name == BEST else (name,)))
+    told = dict.fromkeys(chain(*(("raw", "quantile") if name == BEST else (name,) for name in names)))
     return [name for name in told if not all_merges()[name].why_no_cutoffs]
 
 

@@ -355,7 +355,7 @@ def tune_stage(
 
 def chosen(tuned: Sequence[Tuned], settings: FitSettings) -> dict[str, FitSettings]:
     """Method name -> the settings that were chosen for it."""
-    return {each.method: with_values(settings, each.values) for each in tuned}
+    return {choice.method: with_values(settings, choice.values) for choice in tuned}
 
 
 def _divided(jobs: Sequence[T], is_trained: Callable[[T], bool]) -> tuple[list[T], list[T]]:

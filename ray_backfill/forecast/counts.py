@@ -123,14 +123,14 @@ class CountingShard:
 
     def distances(self, queries: IntArray, items: Sequence[IntArray]) -> list[Floats32]:
         """As those of all shards; 0 for items of other ones."""
-        found = []
+        distances = []
         for query, wanted in zip(queries, items, strict=True):
             own = (wanted >= self.first) & (wanted < self.first + self.size)
             out = np.zeros((2, len(wanted)), np.float32)
             for row, form in enumerate((self.forms.stand_in, self.forms.before)):
                 out[row, own] = form.of_items(wanted[own] - self.first).approximate(np.array([query]))[0]
-            found.append(out)
-        return found
+            distances.append(out)
+        return distances
 
     def count(self, block: QueryBlock) -> Histograms:
         """Of this shard. Cost: 3 products of b queries with n items, and O(b n O)."""

@@ -75,7 +75,7 @@ class Estimate:
     @property
     def bounded(self) -> Limits:
         """The value and the limits of a metric, which is in [0, 1]."""
-        return Limits(*(min(max(each, 0.0), 1.0) for each in self.limits))
+        return Limits(*(min(max(end, 0.0), 1.0) for end in self.limits))
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +166,7 @@ class Units:
         """A curve of one moment: the sum of this one with (T,) weights."""
         sampled = replace(self.sampled, contribution=self.sampled.contribution @ weights[:, None])
         shift = {system: each @ weights[:, None] for system, each in self.shift.items()}
-        value, without = (each @ weights[:, None] for each in (self.value, self.without))
+        value, without = (of @ weights[:, None] for of in (self.value, self.without))
         return replace(self, value=value, without=without, shift=shift, sampled=sampled)
 
 

@@ -145,7 +145,7 @@ def fit_others(
 def _fit_cells(stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats, unit: float) -> Cells:
     # Close pairs decide which right answers are overtaken.
     weight = weight * np.exp(-np.clip((stand_in - stand_in.mean()) / (stand_in.std() + 1e-12), -5, 1))
-    near, far, y = (logarithms(each, unit).astype(np.float64) for each in (stand_in, old, true))
+    near, far, y = (logarithms(distances, unit).astype(np.float64) for distances in (stand_in, old, true))
     x = np.stack([np.ones_like(near), near, far, near * far], axis=1)
     moments = (x * weight[:, None]).T @ x
     moments[np.diag_indices(4)] += 1e-9 * np.trace(moments)
@@ -210,7 +210,7 @@ def calibrate(checked: list[Checked], group: IntArray) -> Calibration:
     group: of each query; those of a group err together. The logarithm of the ratio has a normal prior (``_PRIOR``).
     """
     observed, expected, weight = (
-        np.concatenate([getattr(each, name) for each in checked]) for name in ("observed", "expected", "influence")
+        np.concatenate([getattr(query, name) for query in checked]) for name in ("observed", "expected", "influence")
     )
     weight = weight / max(weight.sum(), 1e-12)
 
@@ -223,7 +223,7 @@ def calibrate(checked: list[Checked], group: IntArray) -> Calibration:
     ratio, variance = np.exp(np.clip(minimize(loss, [0.0, -1.0], method="Nelder-Mead").x, -5, 5)).tolist()
     pull = weight / (1 + variance * ratio * expected)
     score = np.bincount(
-        np.repeat(group, [len(each.observed) for each in checked]), pull * (observed - ratio * expected)
+        np.repeat(group, [len(query.observed) for query in checked]), pull * (observed - ratio * expected)
     )
     of_sample = float(score @ score) / max(float(pull @ expected) * ratio, 1e-12) ** 2
     kept = _PRIOR**2 / (_PRIOR**2 + of_sample)

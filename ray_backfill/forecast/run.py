@@ -144,7 +144,7 @@ def forecast_folder(
         folder = with_pilot(folder, given, of_fits.out)
     comparison = resolve(with_stand_ins(folder, given), settings.judged_as(stored.settings), fits)
     if not any(can_be_forecast(method) and not method.is_reference for method in comparison.methods):
-        why = "; ".join(f"{each.name}: {each.reason}" for each in comparison.left_out) or "old and new are references"
+        why = "; ".join(f"{gone.name}: {gone.reason}" for gone in comparison.left_out) or "old and new are references"
         raise InputError(f"none of the methods can be forecast ({why}); choose others with --methods")
     # {new, new} is the only reference of a forecast.
     comparison = comparison.only([method for method in comparison.methods if method.name != HEAD_ALONE])
@@ -235,7 +235,7 @@ def _ends(new: Mapping[str, Units]) -> dict[str, object]:
 def _facts(comparison: Comparison, given: NewEmbeddings, forecasts: Mapping[Merged, Forecast]) -> dict[str, object]:
     """What the manifest says about the data, and about what was left out."""
     known, new = given.known, _of_new(forecasts)
-    gone = {each.name: each.reason for each in comparison.left_out}
+    gone = {missing.name: missing.reason for missing in comparison.left_out}
     methods = {merged.method for merged in forecasts}
     gone |= {m.name: "it has no forecast" for m in comparison.methods if m not in methods and not m.is_reference}
     return _ends(new[False]) | {

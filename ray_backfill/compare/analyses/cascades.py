@@ -51,8 +51,8 @@ def section(results: ResultsData) -> Section | None:
         "backfilled yet, for every query; the numbers are items per query. No other method pays this, so cascades are "
         "not recommended beside them."
     )
-    titles = dict.fromkeys(each.title for each in prices)
-    said = [f"{title}: {_price([each for each in prices if each.title == title])}." for title in titles]
+    titles = dict.fromkeys(price.title for price in prices)
+    said = [f"{title}: {_price([price for price in prices if price.title == title])}." for title in titles]
     table = table_of("Items that cascades embed for a query", lines)
     return Section("What cascades embed", [words, table], said=said)
 
@@ -65,7 +65,7 @@ def price(results: ResultsData, row: Row) -> str:
 
 def _price(prices: list[CascadePrice], with_order: bool = True) -> str:
     """prices: of one cascade in several orders, at the start the same."""
-    averages = ", ".join(f"{each.average:.1f}{f' ({each.order})' * with_order}" for each in prices)
+    averages = ", ".join(f"{price.average:.1f}{f' ({price.order})' * with_order}" for price in prices)
     items = "item" if prices[0].start == 1 else "items"
     return (
         f"the new model embeds {prices[0].start:.0f} {items} for every query at the start; on average over the "

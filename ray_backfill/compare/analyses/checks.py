@@ -91,14 +91,14 @@ def section(results: ResultsData) -> Section | None:
         return None
     lines = [
         [
-            ("method", Cell(results.titles.get(each.method, each.method))),
-            (f"AUC {each.metric}", share(each.auc)),
-            ("RM naive", share(each.auc_rm_naive)),
-            ("difference", share(each.difference)),
-            ("95 % interval", limits(each.low, each.high)),
-            ("verdict", word("did not learn here" if each.is_worse else "no worse")),
+            ("method", Cell(results.titles.get(check.method, check.method))),
+            (f"AUC {check.metric}", share(check.auc)),
+            ("RM naive", share(check.auc_rm_naive)),
+            ("difference", share(check.difference)),
+            ("95 % interval", limits(check.low, check.high)),
+            ("verdict", word("did not learn here" if check.is_worse else "no worse")),
         ]
-        for each in sorted(checks, key=lambda check: check.difference)
+        for check in sorted(checks, key=lambda check: check.difference)
     ]
     words = (
         f"Fitted methods on the validation items ({results.manifest.data.get('validation_from', '')}): a gallery of "

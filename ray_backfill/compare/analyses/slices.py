@@ -128,18 +128,18 @@ def slice_tables(
 
     points: list[pd.DataFrame] = []
     rows: list[SliceRow] = []
-    for each in slices:
+    for sliced in slices:
         values: dict[tuple[Key, str], list[NDArray[np.float64]]] = {}
         # Group by group: the draws of its queries are made once for all curves.
-        for group, metric in product(np.unique(each.of_query[scored]), metrics):
-            is_own = each.of_query == group
+        for group, metric in product(np.unique(sliced.of_query[scored]), metrics):
+            is_own = sliced.of_query == group
             olds: dict[Key, _GroupCurve] = {}
             for key in curves:
                 old_key = of_reference(OLD, key[1])
                 if old_key not in olds:
                     olds[old_key] = curve_of_group(old_key, metric, is_own)
                 own, old = curve_of_group(key, metric, is_own), olds[old_key]
-                names = (*key, metric, each.column, each.groups[group])
+                names = (*key, metric, sliced.column, sliced.groups[group])
                 limits = interval(own.draws, own.queries)
                 points.append(block(SubgroupPoint, *names, own.queries, own.t, own.values, *limits))
                 values.setdefault((key, metric), []).append(own.values)
@@ -163,7 +163,7 @@ def slice_tables(
                 )
         for (key, metric), of_groups in values.items():
             gap, t = np.max(of_groups, axis=0) - np.min(of_groups, axis=0), curves[key].curve.t
-            points.append(block(SubgroupPoint, *key, metric, each.column, GAP, len(scored), t, gap, np.nan, np.nan))
+            points.append(block(SubgroupPoint, *key, metric, sliced.column, GAP, len(scored), t, gap, np.nan, np.nan))
     return pd.concat(points, ignore_index=True), rows
 
 

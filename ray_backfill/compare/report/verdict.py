@@ -210,17 +210,16 @@ def next_command(results: ResultsData) -> str:
     if words[:1] != ["simulate"] or "--scale" in names:
         return ""
     if is_retention(results) and judgement(results) is None:
-        return _command(
-            "simulate", [*(each for each in given if each[0] != "--truth"), ("--judge", ["judgements.csv"])]
-        )
+        others = [option for option in given if option[0] != "--truth"]
+        return _command("simulate", [*others, ("--judge", ["judgements.csv"])])
     if names & {"--old-gallery", "--filter"} or (is_retention(results) and decide(results) is not Decision.GO):
         return ""
     if find_situation(results) is not Situation.UPGRADE or best is None or best.is_reference:
         return ""
     if traits.methods[best.method].recalls or traits.merges[best.merge].by_rank:
         return ""
-    kept = [each for each in given if each[0] not in NOT_OF_DRILL]
-    if metrics := [each for each in dict(given).get("--metrics", []) if "@" in each or each == "mAP"]:
+    kept = [option for option in given if option[0] not in NOT_OF_DRILL]
+    if metrics := [name for name in dict(given).get("--metrics", []) if "@" in name or name == "mAP"]:
         kept.append(("--metrics", metrics))
     chosen = [("--orders", [best.order]), ("--merges", [best.merge]), ("--live.method", [best.method])]
     return _command("drill", kept + chosen)
@@ -236,7 +235,8 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def after_judging(command: str, file: str) -> str:
     """The command that reads the file which this command has written."""
-    kept = [each for each in _options(shlex.split(command)[2:]) if each[0] not in ("--judge", "--truth", "--overwrite")]
+    replaced = ("--judge", "--truth", "--overwrite")
+    kept = [option for option in _options(shlex.split(command)[2:]) if option[0] not in replaced]
     return _command("simulate", [*kept, ("--truth", ["judged", file]), ("--overwrite", [])])
 
 
@@ -275,7 +275,7 @@ def supervision(results: ResultsData, best: Row) -> str:
 def conditions(results: ResultsData, row: Row) -> tuple[str, ...]:
     """Starts at old, ends at new, never falls: yes if so in all metrics of the run, no if not in one."""
     verdicts = zip(*(same.conditions for same in results.in_all_metrics(row)), strict=True)
-    return tuple(NO if NO in each else YES if set(each) == {YES} else UNDECIDED for each in verdicts)
+    return tuple(NO if NO in marks else YES if set(marks) == {YES} else UNDECIDED for marks in verdicts)
 
 
 def merge_alone(results: ResultsData, row: Row) -> str:
