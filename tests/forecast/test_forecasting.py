@@ -280,9 +280,9 @@ def test_what_the_backfill_has_done_is_a_source_of_its_own(
     assert more.manifest["known"] > 1400
     for row, wider in zip(more.of("mAP", "random"), few.of("mAP", "random"), strict=True):
         assert row.auc_high - row.auc_low < wider.auc_high - wider.auc_low
-    sampled = pq.read_table(sampled)
-    listed = pa.compute.is_in(done["id"], sampled["id"].combine_chunks())
-    both = pa.concat_tables([sampled, done.filter(pa.compute.invert(listed))])
+    few_items = pq.read_table(sampled)
+    listed = pa.compute.is_in(done["id"], few_items["id"].combine_chunks())
+    both = pa.concat_tables([few_items, done.filter(pa.compute.invert(listed))])
     write_parquet(tmp_path / "both.parquet", both)
     with pytest.raises(SystemExit):
         forecast(folder, tmp_path / "both.parquet", tmp_path / "both")
