@@ -121,8 +121,3 @@ def test_without_cutoffs_nothing_is_said(tmp_path: Path) -> None:
     assert results.cutoffs == ()
     assert "ut-off" not in html.render(results)
     assert "ut-off" not in printed(tmp_path)
-
-
-def test_some_methods_keep_their_cutoffs(tmp_path: Path) -> None:
-    kept = results_with(tmp_path).only("rm")
-    assert {row.method for row in kept.cutoffs} == {"old", "new", "rm"}
