@@ -12,21 +12,35 @@ from ray_backfill.compare.tables import FLIP_METRICS, NEGATIVE_FLIPS, NEGATIVE_F
 from ray_backfill.page.charts import REFERENCE_STYLES, Chart, DrawnCurve, Interval, Style, numbered_style, range_of
 from ray_backfill.page.numbers import percent
 
-MAX_VARIANTS = 4  # more charts than this of one metric are more than a reader compares
-BOUND = f"{DAGGER} upper bound: uses the answer"
-
 
 def curve_charts(results: ResultsData) -> list[Chart]:
     """A chart for each metric, and each order and merge if there are several; those of a metric have one scale."""
-    return [
-        chart
-        for metric in results.metrics
-        for chart in _on_one_scale([_chart(results, metric, variant) for variant in drawn_variants(results)])
-    ]
+    charts = []
+    for metric in results.metrics:
+        of_metric = []
+        for variant in drawn_variants(results):
+            # All methods, the highest AUC first in the legend.
+            curves = panel_curves(results, metric, variant)
+            several = [results.label(variant)] if len(results.variants) > 1 else []
+            of_metric.append(
+                Chart(
+                    ", ".join((f"{metric} during the backfill", *several)),
+                    f"{metric} (%)",
+                    "average",
+                    tuple(curves),
+                    (*([metric] if len(results.metrics) > 1 else []), *several),
+                    notes_on(results.panel(metric, variant)),
+                    y_range=range_of(curves),
+                )
+            )
+        # The widest of their vertical ranges, so that they can be compared.
+        low, high = min(chart.y_range[0] for chart in of_metric), max(chart.y_range[1] for chart in of_metric)
+        charts += [replace(chart, y_range=(low, high)) for chart in of_metric]
+    return charts
 
 
 def drawn_variants(results: ResultsData) -> list[Variant]:
-    """The variants that get a chart: all, or those with the highest AUC if there are many; the best one comes first.
+    """The variants that get a chart: all, or the four with the highest AUC; the best one comes first.
 
     If some are left out, oracle orders go first.
     """
@@ -35,7 +49,7 @@ def drawn_variants(results: ResultsData) -> list[Variant]:
         key=lambda r: (not r.is_bound, r.auc),
         reverse=True,
     )
-    kept = list(dict.fromkeys(r.variant for r in ranked))[:MAX_VARIANTS]
+    kept = list(dict.fromkeys(r.variant for r in ranked))[:4]  # more of one metric are more than a reader compares
     drawn = [v for v in results.variants if v in kept] or list(results.variants[:1])
     return sorted(drawn, key=lambda variant: variant != results.best_variant)
 
@@ -74,14 +88,14 @@ def has_intervals(results: ResultsData) -> bool:
 
 def method_styles(results: ResultsData) -> dict[str, Style]:
     """A style per method, the same in every chart; references are grey, the best method is thicker and on top."""
-    own, best = selection.own_methods(results), results.best()
+    methods, best = selection.own_methods(results), results.best()
     # Any other reference is drawn like offline.
     styles = dict.fromkeys(results.methods, REFERENCE_STYLES["offline"]) | REFERENCE_STYLES
-    if len(own) > selection.MAX_LINES:
+    if len(methods) > selection.MAX_LINES:
         # Only the best of many methods are shown at first, so they get the most distinct styles.
-        ranked = [r.method for r in selection.best_per_method(results, results.primary) if r.method in own]
-        own = tuple(dict.fromkeys((*ranked, *own)))
-    for index, method in enumerate(own):
+        ranked = [r.method for r in selection.best_per_method(results, results.primary) if r.method in methods]
+        methods = tuple(dict.fromkeys((*ranked, *methods)))
+    for index, method in enumerate(methods):
         styles[method] = numbered_style(index, width=2.7 if best is not None and method == best.method else 1.5)
     return styles
 
@@ -108,21 +122,6 @@ def interval_of(line: Line) -> Interval | None:
     return Interval(100 * line.t, 100 * line.low, 100 * line.high) if np.isfinite(line.low).any() else None
 
 
-def _chart(results: ResultsData, metric: str, variant: Variant) -> Chart:
-    """All methods in one order and merge, the highest AUC first in the legend."""
-    curves = panel_curves(results, metric, variant)
-    several = [results.label(variant)] if len(results.variants) > 1 else []
-    return Chart(
-        ", ".join((f"{metric} during the backfill", *several)),
-        f"{metric} (%)",
-        "average",
-        tuple(curves),
-        (*([metric] if len(results.metrics) > 1 else []), *several),
-        notes_on(results.panel(metric, variant)),
-        y_range=range_of(curves),
-    )
-
-
 def _curve(
     results: ResultsData, row: Row, metric: str, style: Style, is_shown: bool = True, key: str = "", title: str = ""
 ) -> list[DrawnCurve]:
@@ -144,11 +143,5 @@ def _curve(
     ]
 
 
-def _on_one_scale(charts: Sequence[Chart]) -> list[Chart]:
-    """The same charts with the widest of their vertical ranges, so that they can be compared."""
-    low, high = min(c.y_range[0] for c in charts), max(c.y_range[1] for c in charts)
-    return [replace(chart, y_range=(low, high)) for chart in charts]
-
-
 def _bound_note(rows: Sequence[Row]) -> list[str]:
-    return [BOUND] if any(row.is_bound for row in rows) else []
+    return [f"{DAGGER} upper bound: uses the answer"] if any(row.is_bound for row in rows) else []

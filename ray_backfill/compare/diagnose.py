@@ -4,7 +4,7 @@ One function examines, another one prints what was found.
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,12 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.printable import printable
 from ray_backfill.data.alignment import REMEDY, misaligned
 from ray_backfill.data.columns import MODELS, unknown
-from ray_backfill.data.doctor import Finding, SplitScan, VectorColumn, cosines_of, find, has_truth, scan_split
+from ray_backfill.data.doctor import Finding, SplitScan, cosines_of, find, has_truth, scan_split
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.truth import find_truth
 from ray_backfill.data.vectors import FINE
 from ray_backfill.learn.methods import CONTROLS, all_methods
 from ray_backfill.learn.training.settings import FitSettings
-
-_SPLITS = ("gallery", "queries", "train", "validation", "log")
 
 
 @dataclass(frozen=True)
@@ -45,13 +43,7 @@ class Diagnosis:
     @property
     def is_sound(self) -> bool:
         """Whether a run accepts the folder and nothing in it looks misleading."""
-        return not any(each.level in ("error", "warning") for each in self.findings)
-
-    @property
-    def needs_drop_broken(self) -> bool:
-        """Whether a run by cosine distance refuses rows that --drop-broken leaves out."""
-        return any(facts[model]["broken"] for name, facts in self.facts.items() if name != "log"
-                   for model in MODELS if model in facts)  # fmt: skip
+        return not any(finding.level in ("error", "warning") for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
         """The diagnosis as plain data."""
@@ -66,12 +58,13 @@ def diagnose(path: Path) -> Diagnosis:
     """
     if not path.is_dir():
         raise InputError(f"{path} is not a folder; give a folder that contains gallery.parquet")
-    there = [name for name in _SPLITS if name == "gallery" or (path / f"{name}.parquet").exists()]
+    splits = ("gallery", "queries", "train", "validation", "log")
+    there = [name for name in splits if name == "gallery" or (path / f"{name}.parquet").exists()]
     scans = {name: scan_split(path / f"{name}.parquet") for name in there}
     findings = find(scans)
     methods: list[str] = []
     left_out: dict[str, str] = {}
-    if not any(each.level == "error" for each in findings):
+    if not any(finding.level == "error" for finding in findings):
         try:
             models = tuple({model for m in all_methods().values() for model in m.models})
             folder = read_folder(path, models, gallery_needs=MODELS[:1])
@@ -81,7 +74,7 @@ def diagnose(path: Path) -> Diagnosis:
                     find_truth(folder)
                 known = [method for method in all_methods().values() if method.family != CONTROLS]
                 gone = find_left_out(folder, known, (), FitSettings(), "cosine")
-                left_out = {each.name: each.reason for each in gone if each.kind == "method"}
+                left_out = {missing.name: missing.reason for missing in gone if missing.kind == "method"}
                 methods = [method.name for method in known if method.name not in left_out]
         except InputError as problem:  # what only a run looks at
             findings.insert(0, Finding("error", path.name, str(problem)))
@@ -91,7 +84,15 @@ def diagnose(path: Path) -> Diagnosis:
 
 def _facts(scan: SplitScan) -> dict[str, Any]:
     facts: dict[str, Any] = {"rows": scan.rows}
-    facts |= {model: _vector_facts(column) for model, column in scan.vectors.items()}
+    for model, column in scan.vectors.items():
+        fine, cosines = column.norms[column.problems == FINE], cosines_of(column)
+        facts[model] = {
+            "dimensions": column.dim,
+            "type": column.dtype,
+            "norm": [float(of(fine)) for of in (np.min, np.median, np.max)] if len(fine) else [],
+            "cosines": [cosines.low, cosines.high] if cosines else [],
+            "broken": int((column.problems != FINE).sum()),
+        }
     label = scan.others.get("label")
     if label is not None:
         sizes = np.unique(label[~unknown(label)], return_counts=True)[1]
@@ -105,27 +106,35 @@ def _facts(scan: SplitScan) -> dict[str, Any]:
     return facts
 
 
-def _vector_facts(column: VectorColumn) -> dict[str, Any]:
-    fine = column.norms[column.problems == FINE]
-    cosines = cosines_of(column)
-    return {
-        "dimensions": column.dim,
-        "type": column.dtype,
-        "norm": [float(of(fine)) for of in (np.min, np.median, np.max)] if len(fine) else [],
-        "cosines": [cosines.low, cosines.high] if cosines else [],
-        "broken": int((column.problems != FINE).sum()),
-    }
-
-
-_MARKS = {"error": "✗", "warning": "!", "note": "–"}
-
-
 def print_diagnosis(diagnosis: Diagnosis, folder: str, console: Console | None = None) -> None:
     """Print two tables and a sentence on what can be evaluated."""
     console = console or Console(highlight=False, markup=False)
-    console.print(_contents(diagnosis))
+    contents = Table(
+        "split", "rows", "column", "dim.", "type", "length (min, median, max)", "cosines (1 to 99 %)", "broken"
+    )
+    for name, facts in diagnosis.facts.items():
+        first = (name, f"{facts['rows']:,}")
+        models = [model for model, value in facts.items() if isinstance(value, Mapping) and "dimensions" in value]
+        for model in models:
+            column = facts[model]
+            norms = ", ".join(f"{norm:.3g}" for norm in column["norm"]) or "–"
+            cosines = " to ".join(f"{cosine:.2f}" for cosine in column["cosines"]) or "–"
+            cells = str(column["dimensions"]), column["type"], norms, cosines, f"{column['broken']:,}"
+            contents.add_row(*first, model, *cells)
+            first = ("", "")
+        if not models:
+            contents.add_row(*first, "", *["–"] * 5)
+        if labels := facts.get("labels"):
+            sizes = ", ".join(f"{size:,}" for size in labels["items_of_a_class"])
+            classes, without = f"{labels['classes']:,} classes", f"{labels['unknown']:,} unknown"
+            contents.add_row("", "", "label", "", classes, f"of {sizes or '–'} items", "", without)
+    console.print(contents)
     if diagnosis.findings:
-        console.print(_findings(diagnosis))
+        marks = {"error": "✗", "warning": "!", "note": "–"}
+        findings = Table("", "where", "finding", "what to do")
+        for finding in diagnosis.findings:
+            findings.add_row(marks[finding.level], *map(printable, (finding.where, finding.what, finding.remedy)))
+        console.print(findings)
     else:
         console.print("Nothing is wrong.")
     if diagnosis.methods:
@@ -137,40 +146,10 @@ def print_diagnosis(diagnosis: Diagnosis, folder: str, console: Console | None =
             console.print(printable(f"Not {', '.join(names)}: {reason}."))
         # Without right answers, nothing but judgements says which model is better.
         truth = "" if diagnosis.has_truth else " --judge judgements.csv"
-        dropped = " --drop-broken" if diagnosis.needs_drop_broken else ""
+        # A run by cosine distance refuses rows that --drop-broken leaves out.
+        splits = [facts for name, facts in diagnosis.facts.items() if name != "log"]
+        has_broken = any(facts[model]["broken"] for facts in splits for model in MODELS if model in facts)
+        dropped = " --drop-broken" if has_broken else ""
         words = f"ray-backfill simulate --data {shlex.quote(folder)}{truth}{dropped}"
         # In one piece, so that it can be copied.
         console.print(f"Next{', without the zero vectors' if dropped else ''}: {words}", soft_wrap=True)
-
-
-def _contents(diagnosis: Diagnosis) -> Table:
-    table = Table(
-        "split", "rows", "column", "dim.", "type", "length (min, median, max)", "cosines (1 to 99 %)", "broken"
-    )
-    for name, facts in diagnosis.facts.items():
-        models = [model for model, value in facts.items() if isinstance(value, Mapping) and "dimensions" in value]
-        for number, model in enumerate(models or [""]):
-            first = (name, f"{facts['rows']:,}") if number == 0 else ("", "")
-            table.add_row(*first, model, *(_vector_cells(facts[model]) if model else ["–"] * 5))
-        labels = facts.get("labels")
-        if labels:
-            table.add_row("", "", "label", *_label_cells(labels))
-    return table
-
-
-def _vector_cells(facts: Mapping[str, Any]) -> Sequence[str]:
-    norms = ", ".join(f"{norm:.3g}" for norm in facts["norm"]) or "–"
-    cosines = " to ".join(f"{cosine:.2f}" for cosine in facts["cosines"]) or "–"
-    return str(facts["dimensions"]), facts["type"], norms, cosines, f"{facts['broken']:,}"
-
-
-def _label_cells(facts: Mapping[str, Any]) -> Sequence[str]:
-    sizes = ", ".join(f"{size:,}" for size in facts["items_of_a_class"])
-    return "", f"{facts['classes']:,} classes", f"of {sizes or '–'} items", "", f"{facts['unknown']:,} unknown"
-
-
-def _findings(diagnosis: Diagnosis) -> Table:
-    table = Table("", "where", "finding", "what to do")
-    for each in diagnosis.findings:
-        table.add_row(_MARKS[each.level], *(printable(text) for text in (each.where, each.what, each.remedy)))
-    return table

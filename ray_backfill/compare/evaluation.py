@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -29,24 +29,13 @@ METHODS = (
 
 # A word for what users of a service see: the first results, and how many of few right answers are among them.
 RECOMMENDED = "recommended"
-_SERVED, _OF_FEW, FEW_ANSWERS = ("nDCG@10", "CMC@1"), "recall@10", 10
-
-# Distance -> least and largest cut-off. What float32 cannot hold is no distance.
-_LARGEST = float(np.finfo(np.float32).max)
-_CUTOFFS = {"cosine": (-1.0, 1.0), "l2": (0.0, _LARGEST), "inner_product": (-_LARGEST, _LARGEST)}
+FEW_ANSWERS = 10
 
 # Falls, milestones and flips are judged at this many moments or more, whatever --points says.
 JUDGED = 101
 
 # Shares of flipped queries: against the method's own start and against the old service, negative and positive.
 _FLIPS = 4
-# What is kept of the queries whose first result changes, if each does so once.
-_FLIP_BYTES = 28
-# What is first for a query at a moment, while its changes are looked for.
-_FIRST_BYTES = 6
-# Above one of these a run says what it is going to need: memory, and multiply-adds of the bootstrap, which takes most
-# of the time if there are many points.
-_MUCH_BYTES, _MUCH_WORK = 2 << 30, 3e11
 
 
 @dataclass(frozen=True)
@@ -115,8 +104,16 @@ class Evaluation:
         Raises:
             InputError: A name is unknown, or a setting is impossible.
         """
-        asked = self._find_methods()
-        methods = asked
+        known = all_methods().values()
+        all_but_controls = [method for method in known if method.family != CONTROLS]
+        several = {
+            "all": all_but_controls,
+            RECOMMENDED: [method for method in all_but_controls if method.is_recommended],
+            "two_models": [method for method in all_but_controls if set(method.models) == {"old", "new"}],
+            "controls": [method for method in known if method.family == CONTROLS],
+        }
+        groups = ([m.name for m in several[word]] if word in several else [word] for word in self.methods)
+        methods = asked = find_methods(tuple(dict.fromkeys(("old", "new", *chain(*groups)))))
         if any(method.learns_new for method in asked):
             methods = [*asked[:2], *find_methods((HEAD_ALONE,)), *(m for m in asked[2:] if m.name != HEAD_ALONE)]
         for metric in self._named_metrics:
@@ -128,27 +125,21 @@ class Evaluation:
             check_merge(merge, self.distance)
         if not self.metrics or not self.orders or not self.merges:
             raise InputError("give at least one of each: --metrics, --orders and --merges")
-        self._check_numbers()
-        known = all_merges()
-        merges = tuple(known[name] for name in self.merges)
+        if self.order_seed < 0:
+            raise InputError(f"--order-seed must not be negative, got {self.order_seed}")
+        if self.permutations < 1:
+            raise InputError(f"--permutations must be at least 1, got {self.permutations}")
+        if not 2 <= self.points <= 1 << 16:
+            raise InputError(f"--points must be at least 2 and at most {1 << 16}, got {self.points}")
+        if not 0 <= self.margin < 1:
+            raise InputError(f"--margin must be at least 0 and below 1 (0.005 is half a point), got {self.margin}")
+        merges = tuple(all_merges()[name] for name in self.merges)
         self._check_cutoffs(merges)
         return Named(self, tuple(methods), tuple(asked), orders, merges)
 
     def check(self) -> None:
         """Raises InputError for any unknown name or impossible setting."""
         _ = self.named
-
-    def _find_methods(self) -> list[Method]:
-        known = all_methods().values()
-        methods = [m for m in known if m.family != CONTROLS]
-        several = {
-            "all": methods,
-            RECOMMENDED: [m for m in methods if m.is_recommended],
-            "two_models": [m for m in methods if set(m.models) == {"old", "new"}],
-            "controls": [m for m in known if m.family == CONTROLS],
-        }
-        groups = ([m.name for m in several[word]] if word in several else [word] for word in self.methods)
-        return find_methods(tuple(dict.fromkeys(("old", "new", *chain(*groups)))))
 
     @property
     def _named_metrics(self) -> list[str]:
@@ -164,18 +155,11 @@ class Evaluation:
                     f"recall@{k} or a smaller number in --truth"
                 )
 
-    def _check_numbers(self) -> None:
-        if self.order_seed < 0:
-            raise InputError(f"--order-seed must not be negative, got {self.order_seed}")
-        if self.permutations < 1:
-            raise InputError(f"--permutations must be at least 1, got {self.permutations}")
-        if not 2 <= self.points <= 1 << 16:
-            raise InputError(f"--points must be at least 2 and at most {1 << 16}, got {self.points}")
-        if not 0 <= self.margin < 1:
-            raise InputError(f"--margin must be at least 0 and below 1 (0.005 is half a point), got {self.margin}")
-
     def _check_cutoffs(self, merges: Sequence[MergeKind]) -> None:
-        least, most = _CUTOFFS[self.distance]
+        # What float32 cannot hold is no distance.
+        largest = float(np.finfo(np.float32).max)
+        limits_of = {"cosine": (-1.0, 1.0), "l2": (0.0, largest), "inner_product": (-largest, largest)}
+        least, most = limits_of[self.distance]
         what = "distances" if self.distance == "l2" else "similarities"
         for cutoff in self.cutoffs:
             if not least <= cutoff <= most:  # also refuses NaN
@@ -203,6 +187,10 @@ class Named:
     orders: tuple[Order, ...]
     merges: tuple[MergeKind, ...]
 
+    def recorded(self) -> dict[str, Any]:
+        """The settings as results record them, with each method by its name: "all" changes when methods are added."""
+        return asdict(self.evaluation) | {"methods": [method.name for method in self.methods]}
+
     @property
     def replayed_orders(self) -> int:
         """Number of orders in which a method is replayed, each permutation of a random one counted."""
@@ -210,7 +198,8 @@ class Named:
 
     def with_metrics(self, right_answers: float) -> "Named":
         """The same with the metrics that "recommended" stands for. right_answers: median number of a query."""
-        return self.with_recommended((*_SERVED, *((_OF_FEW,) if right_answers <= FEW_ANSWERS else ())))
+        of_few = ("recall@10",) if right_answers <= FEW_ANSWERS else ()
+        return self.with_recommended(("nDCG@10", "CMC@1", *of_few))
 
     def with_recommended(self, metrics: tuple[str, ...]) -> "Named":
         """The same with these metrics in place of "recommended". Raises InputError if one does not fit the truth."""
@@ -251,7 +240,8 @@ def check_memory(named: Named, methods: int, queries: int) -> None:
         )
     curves = methods * len(named.orders) * len(named.merges)
     drawn = len(evaluation.metrics) * evaluation.moments + _FLIPS * evaluation.points
-    if needed > _MUCH_BYTES or curves * DRAWS * queries * drawn > _MUCH_WORK:
+    # The multiply-adds of the bootstrap take most of the time if there are many points.
+    if needed > 2 << 30 or curves * DRAWS * queries * drawn > 3e11:
         say(f"{size} need about {_gb(needed)} of memory and minutes for their intervals; fewer --points need less")
 
 
@@ -261,12 +251,14 @@ def curve_bytes(named: Named, methods: int, queries: int) -> int:
     metrics, points, moments = len(evaluation.metrics), evaluation.points, evaluation.moments
     # Whether the first result is right; of several permutations, the share of them, and whether it is in the first.
     right = 9 if evaluation.permutations > 1 else 1
-    values = queries * (8 * metrics * points + right * moments + _FLIP_BYTES)
+    flips = 28  # what is kept of a query whose first result changes once
+    values = queries * (8 * metrics * points + right * moments + flips)
     draws = 8 * DRAWS * metrics * points
     table_rows = 2 * 64 * ((metrics + _FLIPS) * points + metrics * moments)
     # While a method is replayed in all orders, and its draws at all moments are judged.
     of_one_method = named.replayed_orders * queries * moments * (8 * metrics + 1) + 8 * DRAWS * moments
-    of_one_method += len(named.orders) * queries * moments * _FIRST_BYTES
+    # What is first for a query at a moment, while its changes are looked for, takes 6 bytes.
+    of_one_method += 6 * len(named.orders) * queries * moments
     return methods * len(named.orders) * len(named.merges) * (values + draws + table_rows) + of_one_method
 
 

@@ -37,9 +37,7 @@ from ray_backfill.engine.orders import GalleryColumns, make_order
 from ray_backfill.engine.replay import Curve, Served, replay_pairs
 from ray_backfill.learn.methods import Method, find_methods, models_of
 from ray_backfill.learn.training.fit import (
-    TrainSet,
     Tuned,
-    Values,
     keeping,
     sized,
     train_set,
@@ -52,8 +50,6 @@ from ray_backfill.workers.settings import Context, Workers, has_more_than_cpus
 T = TypeVar("T")
 # The backfill order and the moments of the replay.
 ORDER, POINTS = "random", 11
-# The parts of a folder that determine the score of a trial.
-_SCORED_ON = ("train", "classifier", "train_views", "validation")
 # Most items that are replayed: enough to tell differences of a point, in a fraction of a second for each method.
 MOST_ITEMS = 4096
 
@@ -91,19 +87,19 @@ def replay_on_validation(
     folder = _as_gallery(validation, seed)
     truth, embeddings = ground_truth(folder), embeddings_of(folder)
     order = make_order(ORDER, GalleryColumns(folder.gallery.old, {}), seed)
-    found = distinct_systems(methods, [method.pair(embeddings, maps.of(method)) for method in methods])
-    served, keys = [], []
-    for method, at, switch in zip(methods, found.at, found.switches, strict=True):
-        for name, merge in ({RAW.name: RAW} if merges is None else merges[method.name]).items():
-            served.append(Served(*at, {ORDER: order}, switch, merge))
-            keys.append((method.name, name))
-    curves = replay_pairs(found.systems, served, truth, POINTS, metric, distance, threads=threads)
-    return {key: of_orders[ORDER] for key, of_orders in zip(keys, curves, strict=True)}
+    distinct = distinct_systems(methods, [method.pair(embeddings, maps.of(method)) for method in methods])
+    served = {
+        (method.name, name): Served(*at, {ORDER: order}, switch, merge)
+        for method, at, switch in zip(methods, distinct.at, distinct.switches, strict=True)
+        for name, merge in ({RAW.name: RAW} if merges is None else merges[method.name]).items()
+    }
+    curves = replay_pairs(distinct.systems, list(served.values()), truth, POINTS, metric, distance, threads=threads)
+    return {key: of_orders[ORDER] for key, of_orders in zip(served, curves, strict=True)}
 
 
 def _as_gallery(validation: EmbeddingTable, seed: int) -> EmbeddingFolder:
-    found = validation.drawn(MOST_ITEMS, seed)
-    items = EmbeddingTable(found.path, found.id, found.vectors, label=found.label, camera=found.camera, rows=found.rows)
+    part = validation.drawn(MOST_ITEMS, seed)
+    items = EmbeddingTable(part.path, part.id, part.vectors, label=part.label, camera=part.camera, rows=part.rows)
     return EmbeddingFolder(validation.path.parent, items, None, None)
 
 
@@ -118,7 +114,7 @@ class Trial(MapJob):
         """What determines the score. folder: what ``data`` has."""
         measured = {"metric": self.metric, "distance": self.distance, "order": ORDER, "seed": self.order_seed}
         of_fit = map_key(folder, method, self.settings, self.distance)
-        data = {"data": folder.fingerprint(method.models, _SCORED_ON)}
+        data = {"data": folder.fingerprint(method.models, ("train", "classifier", "train_views", "validation"))}
         return RunKey("trial", {"measured": measured, **of_fit.settings}, data)
 
     def run(self, device: str | None = None) -> None:
@@ -139,14 +135,10 @@ class Trial(MapJob):
         finish_stage(self.out, {"score": score})
 
 
-# The parts of a folder that determine a map, and what a trained one also depends on.
-_FITTED_ON, _TRAINED_ON = ("train", "classifier"), ("train_views",)
-
-
 def map_key(folder: EmbeddingFolder, method: Method, settings: FitSettings, distance: str) -> RunKey:
     """The key of a method's map, fitted with these settings for this distance."""
     assert method.fit is not None
-    splits = _FITTED_ON + _TRAINED_ON * method.is_trained
+    splits = ("train", "classifier", *(("train_views",) if method.is_trained else ()))
     version = {"version": method.version} if method.version > 1 else {}
     of_fit = method.fit.recorded(settings, distance)
     return RunKey("map", {**of_fit, **version}, {"data": folder.fingerprint(method.models, splits)})
@@ -169,16 +161,17 @@ def fit_folder(
     folder = read_folder(data, models_of(methods))
     check_alignment(folder)
     left_out = find_left_out(folder, methods, (), fits, evaluation.distance)
-    for each in left_out:
-        if each.name in evaluation.methods:
-            raise InputError(f"{each.name} {each.reason}")
-    gone = {each.name for each in left_out}
+    for missing in left_out:
+        if missing.name in evaluation.methods:
+            raise InputError(f"{missing.name} {missing.reason}")
+    gone = {missing.name for missing in left_out}
     methods = [method for method in methods if method.name not in gone]
     networks, _ = _fitted(folder, methods, fits, named.evaluation, context)
     for method in methods:
         if method.fit and method.name not in networks:
-            option = f"--{method.fit.option}.lr"
-            raise InputError(f"training {method.name} diverged (its loss is not finite); lower {option}")
+            raise InputError(
+                f"training {method.name} diverged (its loss is not finite); lower --{method.fit.option}.lr"
+            )
     return networks, left_out
 
 
@@ -194,16 +187,16 @@ def fit_maps(comparison: Comparison, fits: FitSettings, context: Context) -> tup
 
 
 def fit_on_halves(
-    comparison: Comparison, own: Mapping[str, FitSettings], fits: FitSettings, context: Context
+    comparison: Comparison, tuned: Mapping[str, FitSettings], fits: FitSettings, context: Context
 ) -> Comparison:
     """Fit each method that learns from labels on either half of the classes alone, into ``out/halves``.
 
-    Only if training has seen all classes of the queries, so that these cannot tell what it gives on others. own: method
-    -> settings of its own. The fits do without a classifier and further views, which would know all classes.
+    Only if training has seen all classes of the queries, so that these cannot tell what it gives on others. tuned:
+    method -> settings of its own. The fits do without a classifier and further views, which would know all classes.
     """
     methods = [m for m in comparison.methods if m.fit and not m.is_reference and (m.fit.needs_labels or m.learns_new)]
     train, halves = comparison.folder.train, _halves_of_classes(comparison.folder) if methods else ()
-    found = []
+    fitted = []
     for number, classes in enumerate(halves):
         assert train is not None
         assert train.label is not None
@@ -212,17 +205,17 @@ def fit_on_halves(
         folder = with_train(folder, train.take(np.flatnonzero(np.isin(train.label, classes))), place)
         where = place / "maps", folder, methods, fits, comparison.evaluation.distance
         try:
-            found.append((classes, FittedMaps(fit_stage(*where, context.workers, context.overwrite, own))))
+            fitted.append((classes, FittedMaps(fit_stage(*where, context.workers, context.overwrite, tuned))))
         except InputError as error:  # the run does not depend on it
             say(f"not judged on classes that training has not seen: {error}")
             return comparison
-    return replace(comparison, halves=tuple(found))
+    return replace(comparison, halves=tuple(fitted))
 
 
 def _halves_of_classes(folder: EmbeddingFolder) -> tuple[NDArray[Any], ...]:
     """Two random halves of the train split's classes; () unless all answers have these, and both can be judged."""
     train, part, gallery, queries = folder.train, folder.validation, folder.gallery, folder.queries or folder.gallery
-    if train is None or part is None or any(each.label is None for each in (train, part, gallery, queries)):
+    if train is None or part is None or any(table.label is None for table in (train, part, gallery, queries)):
         return ()
     known: NDArray[Any] = np.asarray(train.label)
     names = np.unique(known[~unknown(known)])
@@ -232,7 +225,7 @@ def _halves_of_classes(folder: EmbeddingFolder) -> tuple[NDArray[Any], ...]:
     shuffled = np.random.default_rng(0).permutation(names)
     halves = shuffled[::2], shuffled[1::2]
     parts = (part.take(np.flatnonzero(np.isin(np.asarray(part.label), half))) for half in halves)
-    return () if any(why_not_judged(each) for each in parts) else halves
+    return () if any(map(why_not_judged, parts)) else halves
 
 
 def _fitted(
@@ -243,8 +236,8 @@ def _fitted(
     tuned = context.chosen
     if fits.tune > 1:
         tuned = tune_stage(out / "tuning", folder, methods, fits, evaluation, workers, overwrite)
-    own = chosen(tuned, fits)
-    return fit_stage(out / "maps", folder, methods, fits, evaluation.distance, workers, overwrite, own), tuned
+    settings = chosen(tuned, fits)
+    return fit_stage(out / "maps", folder, methods, fits, evaluation.distance, workers, overwrite, settings), tuned
 
 
 def fit_stage(
@@ -267,41 +260,39 @@ def fit_stage(
     Raises:
         InputError: A folder belongs to other settings, a fit failed, or the workers cannot divide the train split.
     """
-    folders = {method.name: out / method.name for method in methods if method.fit}
-    own = dict.fromkeys(folders, settings) | dict(tuned or {})
-    keys = {method.name: map_key(folder, method, own[method.name], distance) for method in methods if method.fit}
+    fits = {method.name: method.fit for method in methods if method.fit}
+    folders = {name: out / name for name in fits}
+    settings_of = dict.fromkeys(folders, settings) | dict(tuned or {})
+    keys = {
+        method.name: map_key(folder, method, settings_of[method.name], distance) for method in methods if method.fit
+    }
     missing = {name for name, key in keys.items() if not begin_stage(folders[name], key, overwrite)}
     if not missing:
         return folders
     here, trained = _divided([method for method in methods if method.name in missing], lambda method: method.is_trained)
     data = train_set(folder)
-    own |= {method.name: _sized(method, own[method.name], data, distance) for method in (*here, *trained)}
+    for method in (*here, *trained):  # the number of epochs, if it was left open
+        fit, asked = fits[method.name], settings_of[method.name]
+        fit.check(data, asked, 1)
+        settings_of[method.name] = sized(fit, asked, data, distance)
+        if settings_of[method.name] != asked:
+            say(f"{method.title}: {fit.epochs(settings_of[method.name])} epochs of {len(data):,} items")
     with task("fit maps", len(missing), "methods") as shown:
         with keeping():
-            for method in (each for each in here if not each.is_trained):
-                fit_map(out / method.name, method, data, own[method.name], distance)
+            for method in (method for method in here if not method.is_trained):
+                fit_map(out / method.name, method, data, settings_of[method.name], distance)
                 shown.advance()
-        for method in (each for each in here if each.is_trained):
+        for method in (method for method in here if method.is_trained):
             shown.expect(len(missing))  # formulas took no time, so they cannot predict the rest
-            fit_map(out / method.name, method, data, own[method.name], distance)
+            fit_map(out / method.name, method, data, settings_of[method.name], distance)
             shown.advance()
         if trained:
             shown.expect(len(missing))
             from ray_backfill.compare.ray import train_maps
 
             is_only = sum(method.is_trained for method in methods) == 1
-            train_maps(out, folder, trained, own, distance, workers, shown, is_only)
+            train_maps(out, folder, trained, settings_of, distance, workers, shown, is_only)
     return {name: path for name, path in folders.items() if is_finished(path)}
-
-
-def _sized(method: Method, settings: FitSettings, data: TrainSet, distance: str) -> FitSettings:
-    """The settings with a number of epochs, and a line that says it, if it was left open."""
-    assert method.fit is not None
-    method.fit.check(data, settings, 1)
-    found = sized(method.fit, settings, data, distance)
-    if found != settings:
-        say(f"{method.title}: {method.fit.epochs(found)} epochs of {len(data):,} items")
-    return found
 
 
 def tune_stage(
@@ -327,7 +318,7 @@ def tune_stage(
     if reason := why_not_judged(folder.validation):
         file = folder.path / "validation.parquet"
         raise InputError(f"--tune cannot judge settings: {reason}; leave it out, or put labelled items into {file}")
-    metric, missing, all_trials = evaluation.metrics[0], [], []
+    metric, missing, trials_of_method = evaluation.metrics[0], list[Trial](), []
     for method in to_tune:
         assert method.fit is not None
         values = trials_of(method.fit.space, settings, settings.tune)
@@ -338,42 +329,36 @@ def tune_stage(
             )
             for number, each in enumerate(values)
         ]  # fmt: skip
-        all_trials.append((method.name, values, trials))
+        trials_of_method.append((values, trials))
         missing += [trial for trial in trials if not begin_stage(trial.out, trial.key(folder, method), overwrite)]
-    _run(missing, to_tune, folder, workers)
-    return tuple(_best(name, metric, values, trials) for name, values, trials in all_trials)
+    if missing:
+        is_trained = {method.name: method.is_trained for method in to_tune}
+        here, trained = _divided(missing, lambda trial: is_trained[trial.method])
+        with task("tune", len(missing), "trials") as shown:
+            for trial in here:
+                trial.run()
+                shown.advance()
+            if trained:
+                from ray_backfill.compare.ray import fit_side_by_side
+                from ray_backfill.workers.session import session
+
+                with session():
+                    fit_side_by_side(trained, folder.train_bytes, shown, workers.max_failures)
+    tuned = []
+    for values, trials in trials_of_method:
+        # The highest score, the first of equal ones; the given settings if every training diverged.
+        scores = [read_json(trial.out / "manifest.json")["score"] for trial in trials]
+        best = max(range(len(scores)), key=lambda i: -math.inf if scores[i] is None else scores[i])
+        tuned.append(Tuned(trials[0].method, metric, len(scores), dict(values[best]), scores[best], scores[0]))
+    return tuple(tuned)
 
 
 def chosen(tuned: Sequence[Tuned], settings: FitSettings) -> dict[str, FitSettings]:
     """Method name -> the settings that were chosen for it."""
-    return {each.method: with_values(settings, each.values) for each in tuned}
-
-
-def _run(missing: Sequence[Trial], methods: Sequence[Method], folder: EmbeddingFolder, workers: Workers) -> None:
-    if not missing:
-        return
-    is_trained = {method.name: method.is_trained for method in methods}
-    here, trained = _divided(missing, lambda trial: is_trained[trial.method])
-    with task("tune", len(missing), "trials") as shown:
-        for trial in here:
-            trial.run()
-            shown.advance()
-        if trained:
-            from ray_backfill.compare.ray import fit_side_by_side
-            from ray_backfill.workers.session import session
-
-            with session():
-                fit_side_by_side(trained, folder.train_bytes, shown, workers.max_failures)
+    return {choice.method: with_values(settings, choice.values) for choice in tuned}
 
 
 def _divided(jobs: Sequence[T], is_trained: Callable[[T], bool]) -> tuple[list[T], list[T]]:
     """Formulas and a single network, for this process; several networks, for Ray."""
     here, trained = ([job for job in jobs if is_trained(job) == wanted] for wanted in (False, True))
     return ([*here, *trained], []) if len(trained) == 1 and not has_more_than_cpus() else (here, trained)
-
-
-def _best(method: str, metric: str, values: Sequence[Values], trials: Sequence[Trial]) -> Tuned:
-    """The trial with the highest score, the first of equal ones; the given settings if every training diverged."""
-    scores = [read_json(trial.out / "manifest.json")["score"] for trial in trials]
-    best = max(range(len(scores)), key=lambda i: -math.inf if scores[i] is None else scores[i])
-    return Tuned(method, metric, len(scores), dict(values[best]), scores[best], scores[0])

@@ -34,9 +34,6 @@ from ray_backfill.learn.sides import Sides, dims_of
 from ray_backfill.learn.training.fit import TrainSet, read_train_set
 from ray_backfill.learn.training.settings import ClassificationSettings, FitSettings
 
-# Items whose probabilities of all classes are in memory at once.
-_ROWS = 4096
-
 
 @dataclass(frozen=True)
 class FittedMaps:
@@ -139,7 +136,7 @@ def mapped_confidence(mapped_Nd: FloatArray, classifier: Classifier, cosine_scal
     """(N,) top probability of the new model's classifier on h(old). cosine_scale: of an ArcFace classifier's logits."""
     weight, bias = classifier.weight.astype(np.float64), classifier.bias.astype(np.float64)
     top = np.empty(len(mapped_Nd))
-    for piece in row_ranges(len(mapped_Nd), _ROWS):
+    for piece in row_ranges(len(mapped_Nd), 4096):  # items whose probabilities of all classes are in memory at once
         vectors = mapped_Nd[piece].astype(np.float64)
         logits = vectors @ weight.T + bias if cosine_scale is None else cosine_scale * (unit(vectors) @ unit(weight).T)
         top[piece] = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
@@ -150,12 +147,6 @@ def _sides(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Sides:
     """The method one side at a time, because a drill has no new embeddings of the gallery yet."""
     tables = [table.vectors for table in (folder.gallery, folder.queries, folder.train) if table is not None]
     return Sides(method, maps.of(method), RAW, "cosine", dims_of(tables))
-
-
-# Most items that merges are fitted on.
-_ITEMS = 20_000
-# Fewest validation items to choose a merge.
-_FEWEST_TO_CHOOSE = 50
 
 
 def why_merge_cannot_be_fitted(kind: MergeKind, train: EmbeddingTable | None) -> str:
@@ -201,18 +192,22 @@ class MergeFits:
             return {RAW.name: RAW}
         if not method.is_merged:  # beside the others, so that it is compared with them
             return {BEST if BEST in self.names and RAW.name not in self.names else RAW.name: RAW}
-        pair, kinds = None, self.kinds
-        if self.items is not None:
-            if all(model in self.items.gallery for model in method.models):
-                pair = method.pair(self.items, maps.of(method))
-            else:
-                kinds = tuple(kind for kind in kinds if not kind.needs_train)
-        return {kind.name: self._of_kind(kind, method, maps, pair) for kind in kinds}
+        pair, merges = self._pair(method, maps), {}
+        for kind in self.kinds:
+            if kind.is_choice and pair is not None and method.fit is not None:
+                merges[kind.name] = self._best(method, maps, pair)
+            elif pair is not None or self.items is None or not kind.needs_train:
+                merges[kind.name] = self._fit(kind.name, pair)
+        return merges
 
-    def _of_kind(self, kind: MergeKind, method: Method, maps: FittedMaps, pair: UpgradePair | None) -> Merge:
-        """The fitted merge, or the one that is chosen: what is judged is what is served."""
-        if not kind.is_choice or pair is None or method.fit is None:
-            return self._fit(kind.name, pair)
+    def _pair(self, method: Method, maps: FittedMaps) -> UpgradePair | None:
+        """The method's systems of the items; None without them, or without embeddings of one of its models."""
+        if self.items is None or any(model not in self.items.gallery for model in method.models):
+            return None
+        return method.pair(self.items, maps.of(method))
+
+    def _best(self, method: Method, maps: FittedMaps, pair: UpgradePair) -> Merge:
+        """The merge that is chosen: what is judged is what is served."""
         if self.unseen is None:
             return self._fit(without_trial(pair, self.distance), pair)
         if method.name in self._chosen:
@@ -228,14 +223,15 @@ class MergeFits:
 
         The service could use such a merge without any upgrade, so gains are relative to references with the same one.
         """
-        chosen = MERGES_TO_CHOOSE if BEST in self.names else ()
-        known, kinds = all_merges(), dict.fromkeys((*self.names, *chosen))
-        able = [kind for kind in map(known.__getitem__, kinds) if not (kind.is_monotone or kind.is_choice)]
-        pair = None
-        if self.items is not None and all(model in self.items.gallery for model in reference.models):
-            pair = reference.pair(self.items, None)
-        able = [kind for kind in able if pair is not None or not kind.needs_train]
-        return {kind.name: self._fit(kind.name, pair) for kind in able if kind.suits(self.distance)}
+        names = dict.fromkeys((*self.names, *(MERGES_TO_CHOOSE if BEST in self.names else ())))
+        pair, known = self._pair(reference, FittedMaps()), all_merges()
+        return {
+            kind.name: self._fit(kind.name, pair)
+            for kind in (known[name] for name in names)
+            if not (kind.is_monotone or kind.is_choice)
+            and (pair is not None or not kind.needs_train)
+            and kind.suits(self.distance)
+        }
 
     def _fit(self, name: str, pair: UpgradePair | None) -> Merge:
         return fit_merge(name, pair, self.label, self.distance, self.seed)
@@ -246,14 +242,14 @@ def resolve_merges(folder: EmbeddingFolder, kinds: Sequence[MergeKind], distance
     items = folder.train
     if items is None or not any(kind.uses_train for kind in kinds):
         return MergeFits(tuple(kinds), distance, seed)
+
+    def drawn(table: EmbeddingTable) -> tuple[Embeddings, IntArray | None]:
+        """Items as queries of each other, and their classes if they are known."""
+        some = table.drawn(20_000, seed)
+        label = None if some.label is None else np.unique(some.label, return_inverse=True)[1]
+        return Embeddings(some.vectors, some.vectors), label
+
     part, known = folder.validation, all_merges()
-    unseen = _drawn(part, seed) if part is not None and len(part) >= _FEWEST_TO_CHOOSE else None
+    unseen = drawn(part) if part is not None and len(part) >= 50 else None  # fewer are too few to choose a merge by
     names = tuple(name for name in MERGES_TO_CHOOSE if not why_merge_cannot_be_fitted(known[name], items))
-    return MergeFits(tuple(kinds), distance, seed, *_drawn(items, seed), unseen, names)
-
-
-def _drawn(items: EmbeddingTable, seed: int) -> tuple[Embeddings, IntArray | None]:
-    """At most so many items, as queries of each other, and their classes if they are known."""
-    found = items.drawn(_ITEMS, seed)
-    label = None if found.label is None else np.unique(found.label, return_inverse=True)[1]
-    return Embeddings(found.vectors, found.vectors), label
+    return MergeFits(tuple(kinds), distance, seed, *drawn(items), unseen, names)

@@ -5,7 +5,6 @@ Traits of methods, orders and merges are recorded because reports do not import 
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,40 +38,30 @@ def comparison_key(
 ) -> RunKey:
     """The key of a comparison, or of a drill of one method.
 
-    version: of the tables. settings: besides the evaluation, such as those of the fits. Methods are recorded by name,
-    because "all" has another meaning when methods are added.
+    version: of the tables. settings: besides the evaluation, such as those of the fits.
     """
-    compared = asdict(named.evaluation) | {"methods": [method.name for method in named.methods]}
     merges = all_merges().values() if any(kind.name == BEST for kind in named.merges) else named.merges
     kinds: list[Method | Order | MergeKind] = [*named.methods, *named.orders, *merges]
     versions = {f"{type(kind).__name__.removesuffix('Kind').lower()} {kind.name}": kind.version for kind in kinds}
-    return RunKey(
-        product, {**settings, "evaluation": compared, "versions": versions}, _inputs(folder, truth, named), version
-    )
-
-
-def _inputs(folder: EmbeddingFolder, truth: GroundTruth, named: Named) -> dict[str, str]:
-    """Input -> its fingerprint; "" for one that is not there or not used.
-
-    The columns of the data contract count, whether they are used or not; of the others, those that are used.
-    """
+    # The columns of the data contract count, whether they are used or not; of the others, those that are used.
     how, models = named.evaluation, models_of(named.methods)
     needs, searched = {column for order in named.orders for column in order.needs}, folder.queries or folder.gallery
     numbers = {name: folder.gallery.find_numbers(name) for name in sorted(needs) if name not in COLUMNS}
     used: dict[str, list[Any]] = {
-        "columns_of_orders": [part for each in numbers.items() if each[1] is not None for part in each],
+        "columns_of_orders": [part for column in numbers.items() if column[1] is not None for part in column],
         "log": [],
         "slices": [(name, searched.column(name).to_pylist()) for name in how.slices],
     }
     if "first_retrieved" in needs and (log := folder.log) is not None:
         used["log"] = [log.old, log.weight, log.texts(how.filter) if how.filter else None]
     splits = {split: folder.fingerprint(models, (split,)) if getattr(folder, split) else "" for split in SPLITS}
-    return {
+    inputs = {
         **splits,
         "right_answers": truth.fingerprint,
         "filter": truth.filter.fingerprint if truth.filter else "",
         **{name: fingerprint(*parts) if parts else "" for name, parts in used.items()},
     }
+    return RunKey(product, {**settings, "evaluation": named.recorded(), "versions": versions}, inputs, version)
 
 
 # The stage that draws embeddings from a model of distances.
@@ -95,8 +84,11 @@ def origin_of(comparison: Comparison, context: Context, recipe: Mapping[str, Any
         for name, counts in left_out.items()
     ]
     is_synthetic = stage.get("stage") == SYNTHETIC
+    data_set = stage.get("settings", {}).get("data", {}).get("dataset", "")
+    if data_set in ("image_folder", "manifest") and recipe:  # the user's own images
+        data_set = Path(recipe["images"]["root"]).name
     facts = {
-        "name": _name(path, stage, recipe),
+        "name": "synthetic gallery" if is_synthetic else data_set or path.name,
         "recipe": context.recipe,
         "is_synthetic": is_synthetic,
         "notes": [*((INVENTED,) if is_synthetic else ()), *dropped, *comparison.notes],
@@ -106,45 +98,35 @@ def origin_of(comparison: Comparison, context: Context, recipe: Mapping[str, Any
     return facts | ({"synthetic": stage["settings"]} if is_synthetic else {})
 
 
-def _name(path: Path, stage: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
-    """The name of the data set; the last part of the path for the user's own images and embeddings."""
-    if stage.get("stage") == SYNTHETIC:
-        return "synthetic gallery"
-    data_set = stage.get("settings", {}).get("data", {}).get("dataset", "")
-    if data_set in ("image_folder", "manifest") and recipe:
-        return Path(recipe["images"]["root"]).name
-    return data_set or path.name
-
-
 def traits_of(
     methods: Iterable[Method], orders: Iterable[Order], merges: Iterable[str], gallery: GalleryColumns
 ) -> Traits:
     """Traits by name of everything that takes part. gallery: what the orders read."""
-    kinds = all_merges()
+    merge_kinds, of_methods = all_merges(), {}
+    for method in methods:
+        is_baseline = not method.is_reference and method.fit is None and set(method.models) == {"old", "new"}
+        of_methods[method.name] = MethodTraits(
+            method.title,
+            method.family,
+            method.is_reference,
+            is_baseline,
+            needs_labels=method.fit is not None and method.fit.needs_labels,
+            learns_new=method.learns_new,
+            further_models=tuple(model for model in method.models if model not in ("old", "new")),
+            stays=method.forward.plain != "new" and not method.is_reference,
+            recalls=method.recalls,
+            merges_models=is_baseline and method.is_merged,
+            glossary=method.glossary,
+        )
+    of_orders = {
+        order.name: OrderTraits(order.title, order.is_oracle, order.glossary, order.column_in(gallery) == "label")
+        for order in orders
+    }
+    of_merges = {name: merge_kinds[name] for name in merges}
     return Traits(
-        {method.name: _of_method(method) for method in methods},
-        {
-            order.name: OrderTraits(order.title, order.is_oracle, order.glossary, order.column_in(gallery) == "label")
-            for order in orders
-        },
-        {name: MergeTraits(kinds[name].title, kinds[name].is_by_rank, kinds[name].glossary) for name in merges},
-    )
-
-
-def _of_method(method: Method) -> MethodTraits:
-    is_baseline = not method.is_reference and method.fit is None and set(method.models) == {"old", "new"}
-    return MethodTraits(
-        method.title,
-        method.family,
-        method.is_reference,
-        is_baseline,
-        needs_labels=method.fit is not None and method.fit.needs_labels,
-        learns_new=method.learns_new,
-        further_models=tuple(model for model in method.models if model not in ("old", "new")),
-        stays=method.forward.plain != "new" and not method.is_reference,
-        recalls=method.recalls,
-        merges_models=is_baseline and method.is_merged,
-        glossary=method.glossary,
+        of_methods,
+        of_orders,
+        {name: MergeTraits(kind.title, kind.is_by_rank, kind.glossary) for name, kind in of_merges.items()},
     )
 
 
@@ -158,11 +140,11 @@ def weighting(comparison: Comparison) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """The versions of packages that affect the numbers, of those that are installed."""
-    found = {"ray_backfill": __version__}
+    installed = {"ray_backfill": __version__}
     for name in ("ray", "torch", "numpy", "pyarrow"):
         with suppress(PackageNotFoundError):  # formulas need neither Ray nor torch
-            found[name] = version(name)
-    return found
+            installed[name] = version(name)
+    return installed
 
 
 def now() -> str:

@@ -33,7 +33,7 @@ from ray_backfill.data.write import write_parquet
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.orders import GalleryColumns, Order, make_order
-from ray_backfill.engine.systems import FloatArray, IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.engine.systems import IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.learn.expressions import Evaluation
 from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.models.apply import named_map
@@ -41,9 +41,6 @@ from ray_backfill.learn.training.settings import ClassificationSettings
 
 # Name in the metadata of sigma.parquet.
 _KEY = b"ray_backfill.key"
-# Methods whose uncertainty and predicted embeddings order the gallery for methods that have none: the first of these
-# that takes part, otherwise any method that has them.
-_CARRIERS = ("fastfill", "fct")
 # Column that an order needs from a method -> whether a method has it.
 _CAN_GIVE: Mapping[str, Callable[[Method], bool]] = {
     "sigma": lambda method: method.has_sigma,
@@ -52,13 +49,8 @@ _CAN_GIVE: Mapping[str, Callable[[Method], bool]] = {
     # The classifier reads embeddings of the new model only.
     "mapped_confidence": lambda method: method.aligned and method.forward.plain == "new",
 }
-# Columns that are available to orders if images were embedded, see ``recipes.run.embed``.
-_OF_IMAGES = frozenset(("label", "old_score", "old_entropy", "old_margin", "old_class", "class_means"))
 # Results of a query that a user sees.
 SEEN = 10
-# Draws from the log for each of its queries: after these, what is seen at all has nearly always been seen.
-_DRAWS = 20
-_QUERIES = 512
 
 
 def embeddings_of(folder: EmbeddingFolder) -> Embeddings:
@@ -99,10 +91,20 @@ class BackfillOrders:
 
     def of(self, method: Method, maps: FittedMaps, pair: UpgradePair | None = None) -> dict[str, IntArray]:
         """Order name -> (N,) order for this method. pair: the method's systems, if they are already made."""
-        return {
-            order.name: self._of_method(order, method, maps, pair) if order.of_method else self.of_gallery[order.name]
-            for order in self.named.orders
-        }
+        orders = {}
+        for order in self.named.orders:
+            carrier = self._carrier(order, method) if order.of_method else None
+            if not order.of_method:
+                orders[order.name] = self.of_gallery[order.name]
+            elif carrier is None:
+                orders[order.name] = self._made(order)
+            else:
+                key = order.name, carrier.name
+                if key not in self._carried:
+                    given = self._given_by(carrier, order.needs[0], maps, pair if carrier is method else None)
+                    self._carried[key] = self._made(order, {order.needs[0]: given})
+                orders[order.name] = self._carried[key]
+        return orders
 
     def check(self) -> None:
         """Raises InputError for an order that depends on methods, if no method provides what it needs."""
@@ -113,41 +115,34 @@ class BackfillOrders:
     def _carrier(self, order: Order, method: Method) -> Method | None:
         """The method whose uncertainty or predicted embeddings make this order; None: a column of the gallery."""
         (column,) = order.needs
-        able = {m.name: m for m in self.named.methods if _CAN_GIVE[column](m) and _has_data(column, self.folder)}
+        train = self.folder.train
+        has_labels = train is not None and train.label is not None
+        has_classes = has_labels or self.folder.classifier is not None
+        able = {m.name: m for m in self.named.methods if _CAN_GIVE[column](m)}
+        if not {"mapped_cosine": has_labels, "mapped_confidence": has_classes}.get(column, True):
+            able = {}
         if method.name in able:
             return method
         if column in self.gallery.columns:
             return None
-        return next((able[c] for c in _CARRIERS if c in able), next(iter(able.values()), None))
+        # For methods that have none: that of the first of these that takes part, otherwise of any method.
+        return next((able[name] for name in ("fastfill", "fct", *able) if name in able), None)
 
-    def _of_method(self, order: Order, method: Method, maps: FittedMaps, pair: UpgradePair | None) -> IntArray:
-        carrier = self._carrier(order, method)
-        if carrier is None:
-            return self._made(order)
-        if (order.name, carrier.name) not in self._carried:
-            own = pair if carrier is method else None
-            self._carried[order.name, carrier.name] = self._of_carrier(order, carrier, maps, own)
-        return self._carried[order.name, carrier.name]
-
-    def _of_carrier(self, order: Order, carrier: Method, maps: FittedMaps, pair: UpgradePair | None) -> IntArray:
-        (column,) = order.needs
-        given: NDArray[np.floating]
+    def _given_by(
+        self, carrier: Method, column: str, maps: FittedMaps, pair: UpgradePair | None
+    ) -> NDArray[np.floating]:
+        """(N,) what a method gives as this column. pair: its systems, if they are already made."""
         if column == "sigma":
-            given = read_sigma(maps.folders[carrier.name] / "sigma.parquet", self.folder.gallery)
-        elif column == "true_loss":
+            return read_sigma(maps.folders[carrier.name] / "sigma.parquet", self.folder.gallery)
+        if column == "true_loss":
             pair = pair or carrier.pair(embeddings_of(self.folder), maps.of(carrier))
-            form = ProductForm.of(
-                RetrievalSystem(pair.backward.gallery, pair.forward.gallery), self.named.evaluation.distance
-            )
+            both = RetrievalSystem(pair.backward.gallery, pair.forward.gallery)
             items = np.arange(pair.n_gallery)
-            given = form.exact(items, items)
-        else:
-            mapped = pair.backward.gallery if pair else mapped_gallery(self.folder, carrier, maps)
-            if column == "mapped_cosine":
-                given = mapped_cosine(mapped, self.folder, carrier, maps)
-            else:
-                given = mapped_confidence(mapped, self._classifier, self.classification.cosine_scale)
-        return self._made(order, {column: given})
+            return ProductForm.of(both, self.named.evaluation.distance).exact(items, items)
+        mapped = pair.backward.gallery if pair else mapped_gallery(self.folder, carrier, maps)
+        if column == "mapped_cosine":
+            return mapped_cosine(mapped, self.folder, carrier, maps)
+        return mapped_confidence(mapped, self._classifier, self.classification.cosine_scale)
 
     def _made(self, order: Order, more: Mapping[str, NDArray[Any]] | None = None) -> IntArray:
         columns = {**self.gallery.columns, **(more or {})}
@@ -174,17 +169,16 @@ def resolve_orders(folder: EmbeddingFolder, named: Named, classification: Classi
         there |= {} if places is None else {"first_retrieved": places}
     columns = GalleryColumns(folder.gallery.old, there)
     of_gallery = {order.name: make_order(order.name, columns, seed) for order in orders if not order.of_method}
-    found = BackfillOrders(folder, named, classification, columns, of_gallery)
-    found.check()
-    return found
+    backfill_orders = BackfillOrders(folder, named, classification, columns, of_gallery)
+    backfill_orders.check()
+    return backfill_orders
 
 
 def _column(folder: EmbeddingFolder, name: str) -> NDArray[Any] | None:
     """The column of this name for orders; None if the folder lacks it."""
-    classes = {"label": folder.gallery.label, "old_class": folder.gallery.old_class}
-    if name in classes:
-        found = classes[name]
-        return None if found is None else np.unique(found, return_inverse=True)[1]
+    if name in ("label", "old_class"):
+        classes = folder.gallery.label if name == "label" else folder.gallery.old_class
+        return None if classes is None else np.unique(classes, return_inverse=True)[1]
     if name == "class_means":
         train = folder.train
         return None if train is None or train.label is None else class_means(train.old, train.label)
@@ -197,7 +191,9 @@ def why_not_of_images(order: Order, methods: Sequence[Method]) -> str:
     if order.of_method:
         able = any(_CAN_GIVE[column](method) for column in order.needs for method in methods)
         return "" if able else "needs a method that provides it; add fastfill to --methods"
-    if order.needs and not _OF_IMAGES.intersection(order.needs):
+    # Columns that are there if images were embedded, see ``recipes.run.embed``.
+    of_images = {"label", "old_score", "old_entropy", "old_margin", "old_class", "class_means"}
+    if order.needs and not of_images.intersection(order.needs):
         return f"needs a column {order.needs[0]!r}, which images do not have"
     return ""
 
@@ -208,17 +204,6 @@ def read_sigma(path: Path, gallery: EmbeddingTable) -> NDArray[np.float64]:
     if not np.array_equal(np.asarray(table["id"]), gallery.id):
         raise InputError(f"{path} belongs to another gallery; delete it and run again")
     return table["sigma"].to_numpy()
-
-
-def _has_data(column: str, folder: EmbeddingFolder) -> bool:
-    """Whether the folder has what a method needs, besides its map, to give this column."""
-    if column == "mapped_cosine":
-        return _has_labels(folder)
-    return column != "mapped_confidence" or folder.classifier is not None or _has_labels(folder)
-
-
-def _has_labels(folder: EmbeddingFolder) -> bool:
-    return folder.train is not None and folder.train.label is not None
 
 
 def first_retrieved(
@@ -235,45 +220,36 @@ def first_retrieved(
     Raises:
         InputError: The log cannot be read or lacks the filter column, or its embeddings are of another model.
     """
-    log = folder.log
+    log, gallery = folder.log, folder.gallery
     if log is None:
         return None
-    if log.old.shape[1] != folder.gallery.old.shape[1]:
+    if log.old.shape[1] != gallery.old.shape[1]:
         raise InputError(
-            f"column 'old' has {log.old.shape[1]} dimensions in {log.path} and {folder.gallery.old.shape[1]} in "
-            f"{folder.gallery.path}; use embeddings of one model"
+            f"column 'old' has {log.old.shape[1]} dimensions in {log.path} and {gallery.old.shape[1]} in "
+            f"{gallery.path}; use embeddings of one model"
         )
     rng = np.random.default_rng(seed)
     shares = np.ones(len(log)) if log.weight is None else log.weight
-    asked = rng.choice(len(log), _DRAWS * len(log), p=shares / shares.sum())
+    # After 20 draws for each of its queries, what is seen at all has nearly always been seen.
+    asked = rng.choice(len(log), 20 * len(log), p=shares / shares.sum())
     _, first = np.unique(asked, return_index=True)
     sequence = asked[np.sort(first)]  # only the first time that a query is asked can retrieve anything new
-    seen = _results(folder.gallery.old, log.old, distance, _parts(folder, log, filter_column))[sequence].reshape(-1)
+    # Queries of the log, and the items that they can find.
+    parts = [(np.arange(len(log)), np.arange(len(gallery)))]
+    if filter_column:
+        parts = filter_of(gallery, log, filter_column).parts()
+    results = np.full((len(log), SEEN), -1)  # -1 where a query can find fewer items
+    with step("find what traffic retrieves", len(log), "queries") as bar:
+        for queries, items in parts:
+            partition = make_partition(IndexSettings(), distance, gallery.old.shape[1], None)
+            partition = partition.with_rows(gallery.old[items], np.arange(len(items)))
+            k = min(SEEN, len(items))
+            for start in range(0, len(queries), 512):
+                some = queries[start : start + 512]
+                results[some, :k] = items[partition.search(log.old[some], k).item]
+                bar.advance(len(some))
+    seen = results[sequence].reshape(-1)
     items, first = np.unique(seen[seen >= 0], return_index=True)
-    place = len(seen) + rng.permutation(len(folder.gallery)).astype(np.float64)
+    place = len(seen) + rng.permutation(len(gallery)).astype(np.float64)
     place[items] = first
     return place
-
-
-def _parts(folder: EmbeddingFolder, log: EmbeddingTable, column: str) -> list[tuple[IntArray, IntArray]]:
-    """Queries of the log, and the items that they can find."""
-    if column:
-        return filter_of(folder.gallery, log, column).parts()
-    return [(np.arange(len(log)), np.arange(len(folder.gallery)))]
-
-
-def _results(
-    gallery: FloatArray, queries: FloatArray, distance: str, parts: Sequence[tuple[IntArray, IntArray]]
-) -> IntArray:
-    """(L, SEEN) first results of the old service; -1 where a query can find fewer items."""
-    seen = np.full((len(queries), SEEN), -1)
-    with step("find what traffic retrieves", len(queries), "queries") as bar:
-        for asked, items in parts:
-            partition = make_partition(IndexSettings(), distance, gallery.shape[1], None)
-            partition = partition.with_rows(gallery[items], np.arange(len(items)))
-            k = min(SEEN, len(items))
-            for first in range(0, len(asked), _QUERIES):
-                some = asked[first : first + _QUERIES]
-                seen[some, :k] = items[partition.search(queries[some], k).item]
-                bar.advance(len(some))
-    return seen

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import ray
@@ -50,7 +50,6 @@ from ray_backfill.workers.waiting import Actors, check_room, living_nodes
 # Blocks of queries in flight: one in the shards, one being sent, one being measured.
 _BLOCKS = 3
 _REMEDY = "perhaps because it ran out of memory; run the same command with more --shards"
-_Question = Literal["positive_keys", "count", "nearest"]
 
 
 def shard_needs(device: str) -> dict[str, float]:
@@ -109,8 +108,8 @@ class RemoteShards:
         models = folder.models if stand_in is None else ("old",)
         self.actors = [
             make.remote(
-                _Rows(queries.stored, 0, len(queries), folder.models),
-                _Rows(folder.gallery.stored, first, last, models),
+                _SplitRows(queries.stored, 0, len(queries), folder.models),
+                _SplitRows(folder.gallery.stored, first, last, models),
                 evaluation.distance, device, stand_in,
             )
             for first, last in pairwise(self.edges)
@@ -126,8 +125,8 @@ class RemoteShards:
     def make_systems(self, methods: Sequence[Method]) -> Serving:
         """Make the systems of some methods in every shard; those that are returned have no vectors."""
         networks = {method.name: self.comparison.maps.folders.get(method.name) for method in methods}
-        found = self.answers([actor.make_systems.remote(networks) for actor in self.actors])
-        return Serving(found[0], [None] * len(methods), self.replay, self.find)
+        systems, *_ = self.answers([actor.make_systems.remote(networks) for actor in self.actors])
+        return Serving(systems, [None] * len(methods), self.replay, self.find)
 
     def replay(self, served: Sequence[Served]) -> Sequence[Mapping[str, Curve]]:
         """Replay pairs of the systems that were made last."""
@@ -165,11 +164,12 @@ class RemoteShards:
         for actor in self.actors:
             ray.kill(actor)
 
-    def _ask(self, question: _Question, *arguments: Any) -> list[Any]:
+    def _ask(self, question: str, *arguments: Any) -> list[Any]:
+        """The answers of all shards. question: a method of ``GalleryShard``."""
         sent = ray.put(arguments)  # once for all shards
-        found = self.answers([actor.answer.remote(question, sent) for actor in self.actors])
+        answers = self.answers([actor.answer.remote(question, sent) for actor in self.actors])
         self._show_compared()
-        return [writable(answer) for answer in found]
+        return [writable(answer) for answer in answers]
 
     def answers(self, calls: list[Any]) -> list[Any]:
         """What all actors answer. Raises InputError if a shard died."""
@@ -183,12 +183,12 @@ class RemoteShards:
     def _show_compared(self, waited_s: float = 0) -> None:
         """Show how far the shards are: a block can take minutes."""
         if self.bar is not None:
-            found = self.together.answers([actor.compared.remote() for actor in self.actors], _REMEDY)
-            self.bar.advance(sum(compared for compared, _ in found))
-            self.bar.note(compilation.title if any(compiles for _, compiles in found) else "")
+            of_shards = self.together.answers([actor.compared.remote() for actor in self.actors], _REMEDY)
+            self.bar.advance(sum(compared for compared, _ in of_shards))
+            self.bar.note(compilation.title if any(compiles for _, compiles in of_shards) else "")
 
 
-class _Rows(NamedTuple):
+class _SplitRows(NamedTuple):
     """Rows first .. last - 1 of a split, and the models whose vectors are read."""
 
     split: StoredSplit
@@ -201,7 +201,7 @@ class ShardActor:
     """One shard of the gallery, for all groups of methods one after the other."""
 
     def __init__(
-        self, queries: _Rows, gallery: _Rows, distance: str, device: str, stand_in: StandInMap | None = None
+        self, queries: _SplitRows, gallery: _SplitRows, distance: str, device: str, stand_in: StandInMap | None = None
     ) -> None:  # fmt: skip
         self.first, self.distance, self.stand_in = gallery.first, distance, stand_in
         self.torch_device = None if device == "cpu" else device
@@ -225,18 +225,13 @@ class ShardActor:
         assert self.embeddings is not None
         methods, maps = find_methods(tuple(networks)), FittedMaps({n: f for n, f in networks.items() if f})
         pairs = [method.pair(self.embeddings, maps.of(method)) for method in methods]
-        found = distinct_systems(methods, pairs)
-        self.systems = found.systems
-        return replace(found, systems=[])
+        distinct = distinct_systems(methods, pairs)
+        self.systems = distinct.systems
+        return replace(distinct, systems=[])
 
     def serve(self, prepared: Prepared) -> None:
-        self.shard = GalleryShard(
-            make_forms(self.systems, prepared, self.distance),
-            self.first,
-            writable(prepared),
-            self.bar.advance,
-            self.torch_device,
-        )
+        forms = make_forms(self.systems, prepared, self.distance)
+        self.shard = GalleryShard(forms, self.first, writable(prepared), self.bar.advance, self.torch_device)
 
     @ray.method(concurrency_group="progress")  # type: ignore[untyped-decorator]
     def compared(self) -> tuple[int, bool]:
@@ -244,7 +239,7 @@ class ShardActor:
         before, self.told = self.told, self.bar.done
         return self.told - before, compilation.depth > 0
 
-    def answer(self, question: _Question, arguments: tuple[Any, ...]) -> Any:
+    def answer(self, question: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(self.shard, question)(*writable(arguments))
 
 
@@ -261,7 +256,7 @@ def writable(value: Any) -> Any:
     return value
 
 
-class Job(OfMethod, Protocol):
+class FitJob(OfMethod, Protocol):
     """A map to fit, or a trial of settings. out: a stage that has begun."""
 
     @property
@@ -270,7 +265,7 @@ class Job(OfMethod, Protocol):
     def run(self, device: str | None = None) -> None: ...
 
 
-def fit_side_by_side(jobs: Sequence[Job], train_bytes: int, shown: Task, max_failures: int) -> None:
+def fit_side_by_side(jobs: Sequence[FitJob], train_bytes: int, shown: Task, max_failures: int) -> None:
     """Fit every map, or try settings; a map whose training diverges is left unfinished.
 
     train_bytes: size of what every task reads (``EmbeddingFolder.train_bytes``). shown: counts the jobs on the
@@ -282,7 +277,7 @@ def fit_side_by_side(jobs: Sequence[Job], train_bytes: int, shown: Task, max_fai
     run_side_by_side(_run_alone, jobs, train_bytes, shown, max_failures)
 
 
-def _run_alone(job: Job, board: ActorHandle) -> None:
+def _run_alone(job: FitJob, board: ActorHandle) -> None:
     with sent_as_row(board, str(job.out)):
         job.run(gpu_of_task())
 
@@ -309,21 +304,12 @@ def train_maps(
         for method in methods:
             assert method.fit is not None
             method.fit.check(data, settings[method.name], number_of(together))
+        jobs = [MapJob(m.name, settings[m.name], distance, folder.train_path, out / m.name) for m in methods]
         if not by_ddp:
-            jobs = [MapJob(m.name, settings[m.name], distance, folder.train_path, out / m.name) for m in methods]
             fit_side_by_side(jobs, folder.train_bytes, shown, workers.max_failures)
             return
         with shown_in(shown) as board:
-            config = {
-                "data": str(folder.train_path),
-                "models": tuple(data.vectors),
-                "method": methods[0].name,
-                "settings": settings[methods[0].name],
-                "distance": distance,
-                "out": str(out),
-                "board": board,
-                "shown": shown.state(),
-            }
+            config = {"job": jobs[0], "models": tuple(data.vectors), "board": board, "shown": shown.state()}
             run_ddp(_worker, config, together, "_ray", out)
         shutil.rmtree(out / "_ray", ignore_errors=True)
 
@@ -344,13 +330,13 @@ def _worker(config: dict[str, Any]) -> None:
     """Runs on every DDP worker: trains a map; the first worker reports progress."""
     from ray.train.torch import get_device  # takes a second to import, and shards do without
 
+    job: MapJob = config["job"]
     before: State = config["shown"]
     with (
         sent_to(config["board"], rank_and_size()[0] == 0),
         task(before.title, before.total, before.unit, before.done) as shown,
     ):
-        data, (method,) = read_train_set(Path(config["data"]), config["models"]), find_methods((config["method"],))
+        data, (method,) = read_train_set(job.data, config["models"]), find_methods((job.method,))
         assert method.fit is not None
-        out, settings = Path(config["out"]) / method.name, config["settings"]
-        fit_into(out, method.title, method.fit, data, settings, config["distance"], get_device())
+        fit_into(job.out, method.title, method.fit, data, job.settings, job.distance, get_device())
         shown.advance()

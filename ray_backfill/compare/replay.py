@@ -35,8 +35,7 @@ from ray_backfill.engine.replay import Curve, Served, find_first, replay_pairs
 from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, Switch, UpgradePair
 from ray_backfill.learn.methods import Method
 
-FoundT = TypeVar("FoundT")
-# Finds the first item of some queries (rows of the table of queries) in all orders of a pair; see ``find_first``.
+OrderT = TypeVar("OrderT")
 FindFirst = Callable[[Served, IntArray], Mapping[str, RankedLists]]
 
 
@@ -56,8 +55,7 @@ class Flips:
     before: RankedLists
 
 
-@dataclass(frozen=True)
-class FallFound:
+class FallFound(NamedTuple):
     """The largest fall of a curve with its 95 % limits, and the progress t of its peak and trough."""
 
     size: float
@@ -111,12 +109,8 @@ class Replayed:
         before = self.top1_correct[:, 0] if before_Q is None else before_Q
         return stats.negative_flips(before[:, None], self.top1_correct, self.curve.weights)
 
-    def settles_at(self, metric: str, target: float) -> float:
-        """Return the progress from which on M_t never is below ``target``; NaN if it is at the end."""
-        return self.settled(self.values[metric], target)
-
-    def settled(self, values: NDArray[np.float64], target: float) -> float:
-        """The same of any (J,) values."""
+    def settles_at(self, target: float, values: NDArray[np.float64]) -> float:
+        """Return the progress from which on (J,) values never are below ``target``; NaN if they are at the end."""
         index = stats.settles(values, target - stats.ROUNDING)
         return float("nan") if index is None else float(self.t[index])
 
@@ -129,7 +123,7 @@ def judge(curves: Sequence[Curve], step: int, margin: float = 0.0, ends: "Sequen
     """
     curve = mean_curve(curves)
     values = {metric: curve.values(metric) for metric in curve.per_query}
-    draws, falls, reached = {}, {}, {}
+    draws, falls, reached = {}, {}, dict[str, list[tuple[float, float]]]()
     for metric, values_QJ in track(curve.per_query.items(), "bootstrap", "metrics"):
         means = stats.bootstrap_means(values_QJ, curve.weights)
         fall = stats.largest_fall(values[metric])
@@ -138,20 +132,17 @@ def judge(curves: Sequence[Curve], step: int, margin: float = 0.0, ends: "Sequen
         draws[metric] = means[:, ::step].copy()
         if ends:
             old, new = (end.draws[metric][:, [at]] for end, at in zip(ends, (0, -1), strict=True))
-            apart = (means - target for target in (old - margin, (old + new) / 2, new - margin))
-            found = [stats.settle_limits(each, len(curve.scored)) for each in apart]
-            reached[metric] = [(_progress(curve.t, low), _progress(curve.t, high)) for low, high in found]
+            reached[metric] = []
+            for target in (old - margin, (old + new) / 2, new - margin):
+                ends_of_interval = stats.settle_limits(means - target, len(curve.scored))
+                low, high = (curve.t[int(at)] if np.isfinite(at) else at for at in ends_of_interval)
+                reached[metric].append((float(low), float(high)))
     if curve.embedded is not None:
         values[NEW_EMBEDDINGS] = stats.mean(curve.embedded, curve.weights)
-    reported = [each.thinned(step) for each in curves] if len(curves) > 1 else []
-    aucs = {metric: np.array([each.auc(metric) for each in reported]) for metric in curve.per_query if reported}
-    first_top1 = curves[0].top1_correct.astype(np.bool_, copy=False)
-    kept = curve.thinned(step)
+    reported = [permutation.thinned(step) for permutation in curves] if len(curves) > 1 else []
+    aucs = {metric: np.array([one.auc(metric) for one in reported]) for metric in curve.per_query if reported}
+    first_top1, kept = curves[0].top1_correct.astype(np.bool_, copy=False), curve.thinned(step)
     return Replayed(kept, draws, curve.t, values, falls, curve.top1_correct, aucs, first_top1, reached=reached)
-
-
-def _progress(t: NDArray[np.float64], index: float) -> float:
-    return float(t[int(index)]) if np.isfinite(index) else index
 
 
 def permutation_seeds(seed: int, number: int) -> list[int]:
@@ -176,12 +167,12 @@ def further_permutations(orders: BackfillOrders, number: int) -> dict[str, Permu
     }
 
 
-def by_order(curves: Mapping[str, FoundT], further: Mapping[str, Permutation]) -> dict[str, list[FoundT]]:
+def by_order(curves: Mapping[str, OrderT], further: Mapping[str, Permutation]) -> dict[str, list[OrderT]]:
     """Order -> its curve (or what else each order has), or those of all its permutations."""
-    found: dict[str, list[FoundT]] = {}
+    of_order: dict[str, list[OrderT]] = {}
     for name, curve in curves.items():
-        found.setdefault(further[name].order if name in further else name, []).append(curve)
-    return found
+        of_order.setdefault(further[name].order if name in further else name, []).append(curve)
+    return of_order
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
@@ -224,19 +215,19 @@ def find_flips(
     changing = np.flatnonzero(np.any(are_changing, axis=0))
     if not len(changing):
         return {order: changes(right) for order, right in top1_correct.items()}
-    found = find(served, scored[changing])
+    first_items = find(served, scored[changing])
     flips = {}
     for order, right in top1_correct.items():
-        first = found[order]
+        first = first_items[order]
         apart = (measure_lists(first.item, truth, scored[changing], ())[1] != right[changing]).any(axis=1)
         if apart.any():
             raise RuntimeError(
                 f"the search for first results contradicts the replay for {apart.sum()} of {len(apart)} queries in the "
                 f"order {order!r}; this is an error of ray_backfill, please report it"
             )
-        own = changes(right[changing])
-        after, before = first.at((own.query, own.moment)), first.at((own.query, own.moment - 1))
-        flips[order] = replace(own, query=changing[own.query], after=after, before=before)
+        change = changes(right[changing])
+        after, before = first.at((change.query, change.moment)), first.at((change.query, change.moment - 1))
+        flips[order] = replace(change, query=changing[change.query], after=after, before=before)
     return flips
 
 
@@ -251,9 +242,6 @@ def changes(right: NDArray[np.bool_]) -> Flips:
 Key = tuple[str, str, str]
 Curves = Mapping[Key, Replayed]
 
-# Memory for the systems of a group of methods that no other method has, and for its values.
-_GROUP_BYTES = 2 << 30
-
 
 @dataclass(frozen=True)
 class Systems:
@@ -266,25 +254,25 @@ class Systems:
 
 def distinct_systems(methods: Sequence[Method], pairs: Sequence[UpgradePair]) -> Systems:
     """Find what pairs share: the plain systems of models."""
-    names, found = [System.both_of(method) for method in methods], dict[System, RetrievalSystem]()
+    names, systems = [System.both_of(method) for method in methods], dict[System, RetrievalSystem]()
     for (backward, forward), pair in zip(names, pairs, strict=True):
-        found.setdefault(backward, pair.backward)
-        found.setdefault(forward, pair.forward)
-    places = {name: place for place, name in enumerate(found)}
+        systems.setdefault(backward, pair.backward)
+        systems.setdefault(forward, pair.forward)
+    places = {name: place for place, name in enumerate(systems)}
     at = [(places[backward], places[forward]) for backward, forward in names]
-    return Systems(list(found.values()), at, [pair.switch for pair in pairs])
-
-
-# Replays these pairs; the systems are known by the indices in ``Served``.
-ReplayPairs = Callable[[Sequence[Served]], Sequence[Mapping[str, Curve]]]
+    return Systems(list(systems.values()), at, [pair.switch for pair in pairs])
 
 
 class Serving(NamedTuple):
-    """The systems of some methods. pairs: of each method, None if they are elsewhere. replay, find: search them."""
+    """The systems of some methods, and the functions that search them.
+
+    pairs: of each method, None if they are elsewhere. replay: the curves of each pair in its orders. find: the first
+    item of some queries (rows of the table of queries) in all orders of a pair; see ``find_first``.
+    """
 
     systems: Systems
     pairs: Sequence[UpgradePair | None]
-    replay: ReplayPairs
+    replay: Callable[[Sequence[Served]], Sequence[Mapping[str, Curve]]]
     find: FindFirst
 
 
@@ -293,59 +281,63 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
 
     serve: makes the systems of some methods.
     """
-    curves: dict[Key, Replayed] = {}
     how = comparison.evaluation
     further = further_permutations(comparison.orders, how.permutations)
-    references = [method.name for method in comparison.methods if method.is_reference]
+    needs_all_ranks = any(parse_metric(name).k is None for name in how.metrics)
+    curves: dict[Key, Replayed] = {}
     with task("replay", len(comparison.methods), "methods") as bar:
-        for methods in _groups(comparison):
+        for methods in groups_in_memory(comparison):
             with step(", ".join(method.title for method in methods)):
-                serving = serve(methods)
+                # Each method is served with each of its merges, in all orders.
+                serving, served = serve(methods), dict[tuple[str, str], Served]()
                 systems = serving.systems
-                served, keys = [], []
-                for index, method in enumerate(methods):
-                    orders = comparison.orders_of(method, serving.pairs[index])
+                for method, pair, at, switch in zip(methods, serving.pairs, systems.at, systems.switches, strict=True):
+                    orders, merges = comparison.orders_of(method, pair), comparison.merges_of(method)
                     if not method.is_reference:  # to references all orders are the same
-                        orders |= {name: each.items for name, each in further.items()}
-                    merges = comparison.merges_of(method)
+                        orders |= {name: permutation.items for name, permutation in further.items()}
                     if method.name in (OLD, NEW):
                         merges |= comparison.merges.of_reference(method)
                     for name, merge in merges.items():
-                        switch = systems.switches[index]
-                        served.append(Served(*systems.at[index], orders, switch, merge, method.recalls))
-                        keys.append((method.name, name))
-                for together in _apart(served, how.metrics):
-                    found = serving.replay([served[i] for i in together])
+                        served[method.name, name] = Served(*at, orders, switch, merge, method.recalls)
+                # Replay together what has the same needs: a fusion by rank or a cascade needs more than others.
+                by_needs: dict[tuple[bool, bool], list[tuple[str, str]]] = {}
+                for key in served:
+                    needs = served[key].recalls > 0, served[key].merge.by_rank and not needs_all_ranks
+                    by_needs.setdefault(needs, []).append(key)
+                for together in by_needs.values():
+                    replayed = serving.replay([served[key] for key in together])
                     to_judge = [
-                        (i, order, found_P)
-                        for i, of_orders in zip(together, found, strict=True)
-                        for order, found_P in by_order(of_orders, further).items()
+                        (method_name, order, merge_name, permutations)
+                        for (method_name, merge_name), of_orders in zip(together, replayed, strict=True)
+                        for order, permutations in by_order(of_orders, further).items()
                     ]
-                    for i, order, found_P in track(to_judge, "judge", "curves"):
-                        judged = judge(found_P, how.step, how.margin, _ends(curves, order))
-                        curves[keys[i][0], order, keys[i][1]] = replace(judged, merge=served[i].merge.name)
-                for pair, (of_method, of_merge) in zip(served, keys, strict=True):
-                    leads = of_merge == leading_merge(merge for name, merge in keys if name == of_method)
-                    if leads and of_method not in references and not pair.recalls and not pair.merge.by_rank:
-                        curves |= _with_flips(of_method, of_merge, pair, curves, comparison.truth, serving.find)
+                    for method_name, order, merge_name, permutations in track(to_judge, "judge", "curves"):
+                        # Old and new come first, and all others are compared with them in the same order.
+                        ends = [curves[end, order, RAW.name] for end in (OLD, NEW) if (end, order, RAW.name) in curves]
+                        curve = judge(permutations, how.step, how.margin, ends if len(ends) == 2 else [])
+                        merge = served[method_name, merge_name].merge
+                        curves[method_name, order, merge_name] = replace(curve, merge=merge.name)
+                # What stands first where first results change, with the merge by which single queries are told.
+                for method in methods:
+                    leading = leading_merge(merge for name, merge in served if name == method.name)
+                    told = served[method.name, leading]
+                    if method.is_reference or told.recalls or told.merge.by_rank:
+                        continue
+                    orders = {name: order for name, order in told.orders.items() if name not in further}
+                    first_top1 = {order: curves[method.name, order, leading].first_top1 for order in orders}
+                    scored = curves[method.name, next(iter(orders)), leading].curve.scored
+                    first = replace(told, orders=orders)
+                    for order, flips in find_flips(first_top1, scored, comparison.truth, first, serving.find).items():
+                        curves[method.name, order, leading] = replace(curves[method.name, order, leading], flips=flips)
             bar.advance(len(methods))
-    return in_order(comparison, _with_merges(curves))
-
-
-def _ends(curves: Curves, order: str) -> list[Replayed]:
-    """Old and new, with which curves of this order are compared; [] before both are judged."""
-    found = [curves[name, order, RAW.name] for name in (OLD, NEW) if (name, order, RAW.name) in curves]
-    return found if len(found) == 2 else []
-
-
-def _with_merges(curves: Curves) -> Curves:
-    """The curves of old and new hold those of the same system with a merge, which are no curves of their own."""
-    found = {key: curve for key, curve in curves.items() if key[0] not in (OLD, NEW) or key[2] == RAW.name}
-    for (name, order, merge), curve in curves.items():
-        if (name, order, merge) not in found:
-            raw = found[name, order, RAW.name]
-            found[name, order, RAW.name] = replace(raw, with_merge={**raw.with_merge, curve.merge: curve})
-    return found
+    # Old and new with a merge are no curves of their own: those with raw distances hold them.
+    for (name, order, merge_name), curve in list(curves.items()):
+        if name in (OLD, NEW) and merge_name != RAW.name:
+            raw = curves[name, order, RAW.name]
+            with_merge = {**raw.with_merge, curve.merge: curve}
+            curves[name, order, RAW.name] = replace(raw, with_merge=with_merge)
+            del curves[name, order, merge_name]
+    return in_order(comparison, curves)
 
 
 def leading_merge(names: Iterable[str]) -> str:
@@ -353,70 +345,46 @@ def leading_merge(names: Iterable[str]) -> str:
     return min(names, key=lambda name: name != RAW.name)
 
 
-def _with_flips(
-    method: str, merge: str, served: Served, curves: Curves, truth: GroundTruth, find: FindFirst
-) -> dict[Key, Replayed]:
-    """The curves of a method with a merge, with what stands first where their first results change."""
-    # Of the permutations of a random order, only the first one has its name.
-    own = {order: curves[method, order, merge] for order in served.orders if (method, order, merge) in curves}
-    of_orders = {order: each.first_top1 for order, each in own.items()}
-    first = replace(served, orders={order: served.orders[order] for order in own})
-    found = find_flips(of_orders, next(iter(own.values())).curve.scored, truth, first, find)
-    return {(method, order, merge): replace(own[order], flips=flips) for order, flips in found.items()}
-
-
 def replay_here(comparison: Comparison, device: str = "cpu") -> Curves:
     """``replay_methods`` in this process. device: see ``replay``."""
-    how = comparison.evaluation
+    how, truth = comparison.evaluation, comparison.truth
 
     def serve(methods: Sequence[Method]) -> Serving:
         pairs = [comparison.pair(method) for method in methods]
-        found = distinct_systems(methods, pairs)
+        distinct = distinct_systems(methods, pairs)
 
         def replay(served: Sequence[Served]) -> Sequence[Mapping[str, Curve]]:
             return replay_pairs(
-                found.systems, served, comparison.truth, how.moments, how.metrics, how.distance, progress=True,
-                device=device,
-            )  # fmt: skip
+                distinct.systems, served, truth, how.moments, how.metrics, how.distance, progress=True, device=device
+            )
 
         def find(served: Served, queries: IntArray) -> Mapping[str, RankedLists]:
             return find_first(
-                found.systems, served, comparison.truth, queries, how.moments, how.distance, progress=True,
-                device=device,
-            )  # fmt: skip
+                distinct.systems, served, truth, queries, how.moments, how.distance, progress=True, device=device
+            )
 
-        return Serving(found, pairs, replay, find)
+        return Serving(distinct, pairs, replay, find)
 
     return replay_methods(comparison, serve)
 
 
-def _groups(comparison: Comparison) -> Iterator[list[Method]]:
-    """Split the methods into groups that fit in memory."""
+def groups_in_memory(comparison: Comparison, most_bytes: int = 2 << 30) -> Iterator[list[Method]]:
+    """Split the methods into groups; the systems of one that no other method has, and its values, fit in memory."""
     how, folder, orders = comparison.evaluation, comparison.folder, comparison.named.replayed_orders
     n_values = comparison.truth.n_queries * how.moments * len(how.metrics) * orders * len(how.merges)
     widest = max(vectors.shape[1] for vectors in folder.gallery.vectors.values())
     n_vectors = len(folder.gallery) + comparison.truth.n_queries
     group: list[Method] = []
     size = 0
-    for method in sorted(comparison.methods, key=lambda each: each.name not in (OLD, NEW)):  # others are judged by them
-        own = sum(not side.plain for side in method.sides)
-        more = 9 * n_values + 4 * own * widest * n_vectors
-        if group and size + more > _GROUP_BYTES:
+    for method in sorted(comparison.methods, key=lambda method: method.name not in (OLD, NEW)):
+        of_its_own = sum(not side.plain for side in method.sides)
+        more = 9 * n_values + 4 * of_its_own * widest * n_vectors
+        if group and size + more > most_bytes:
             yield group
             group, size = [], 0
         group.append(method)
         size += more
-    if group:
-        yield group
-
-
-def _apart(served: Sequence[Served], metrics: Sequence[str]) -> list[list[int]]:
-    """Groups of pairs to replay together: what a fusion by rank or a cascade needs, others may not need."""
-    needs_all = any(parse_metric(name).k is None for name in metrics)
-    cascades = [i for i, each in enumerate(served) if each.recalls]
-    by_rank = [i for i, each in enumerate(served) if each.merge.by_rank and not needs_all]
-    others = [i for i in range(len(served)) if i not in cascades and i not in by_rank]
-    return [group for group in (others, by_rank, cascades) if group]
+    yield group
 
 
 def in_order(comparison: Comparison, curves: Curves) -> Curves:

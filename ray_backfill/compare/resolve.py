@@ -1,6 +1,6 @@
 """Resolves a run once: methods, ground truth, orders, merges, what is left out, and what is wrong with the data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,12 +9,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from ray_backfill.compare.evaluation import FEW_ANSWERS, Evaluation, Named
-from ray_backfill.compare.fitted import (
-    FittedMaps,
-    MergeFits,
-    resolve_merges,
-    why_merge_cannot_be_fitted,
-)
+from ray_backfill.compare.fitted import FittedMaps, MergeFits, resolve_merges, why_merge_cannot_be_fitted
 from ray_backfill.compare.orders import BackfillOrders, embeddings_of, resolve_orders
 from ray_backfill.compare.tables import LeftOut
 from ray_backfill.core.errors import InputError
@@ -96,17 +91,6 @@ class Comparison:
         named = replace(self.named, methods=tuple(methods))
         return replace(self, named=named, orders=replace(self.orders, named=named))
 
-    @property
-    def systems(self) -> dict[System, list[str]]:
-        """The distinct systems that take part, with the methods that use each: many share {new, new}."""
-        found: dict[System, list[str]] = {}
-        for method in self.methods:
-            for system in System.both_of(method):
-                users = found.setdefault(system, [])
-                if method.name not in users:
-                    users.append(method.name)
-        return found
-
     @cached_property
     def embeddings(self) -> Embeddings:
         """The embeddings from which methods make their pairs of systems."""
@@ -131,6 +115,7 @@ def resolve(
     fits: FitSettings,
     from_images: bool = False,
     to_come: Sequence[str] | None = None,
+    truth: Truth | None = None,
 ) -> Comparison:
     """Check that a comparison is possible on a folder of embeddings, and resolve it.
 
@@ -138,13 +123,47 @@ def resolve(
         because of broken images is skipped, like any query without an answer.
     to_come: for a drill, the models that embed the gallery while it runs. A drill leaves nothing out, and has the
         methods that are asked for.
+    truth: the right answers, if ``resolve_truth`` has found them already; then ``named`` is what it returned.
 
     Raises:
         InputError: Vectors, labels or positives do not fit; an order cannot be made; no merge can be fitted; heads are
             trained for another distance (from_images); or anything is left out (to_come).
     """
-    truth, named = resolve_truth(folder, named, from_images)
-    return resolve_with(truth, folder, named, fits, from_images, to_come)
+    if truth is None:
+        truth, named = resolve_truth(folder, named, from_images)
+    how, distance, seed = named.evaluation, named.evaluation.distance, named.evaluation.order_seed
+    wanted = named.methods if to_come is None else named.asked
+    if from_images:
+        check_distances_agree(wanted, distance, fits)
+    left_out = find_left_out(folder, wanted, named.merges, fits, distance, to_come or ())
+    if left_out and to_come is not None:
+        raise InputError(f"{left_out[0].words}: {left_out[0].reason}")
+    gone = {(missing.kind, missing.name) for missing in left_out}
+    named = replace(named, methods=tuple(method for method in wanted if ("method", method.name) not in gone))
+    merges = [kind for kind in named.merges if ("merge", kind.name) not in gone]
+    if not merges:
+        why = "; ".join(f"{missing.name} {missing.reason}" for missing in left_out if missing.kind == "merge")
+        raise InputError(f"no merge can be fitted on this folder ({why}); use raw")
+    asked = {method.name for method in named.asked}
+    # The bands that distances between random items fill, of a split that has both models.
+    models = ("old", "new")
+    splits = [split for split in (folder.train, folder.gallery) if split is not None and {*models} <= {*split.vectors}]
+    bands = {model: band_of(splits[0].vectors[model], distance) for model in models} if splits else {}
+    facts: dict[str, Any] = {}
+    if bands:
+        limits = {model: [band.low, band.high] for model, band in bands.items()}
+        facts = {"bands": limits, "distances_compare": do_compare(*bands.values())}
+    return Comparison(
+        folder,
+        named,
+        truth.ground,
+        resolve_orders(folder, named, fits.transforms.loss),
+        resolve_merges(folder, merges, distance, seed),
+        tuple(missing for missing in left_out if missing.kind != "method" or missing.name in asked),
+        (*truth.notes, *_notes(folder, truth.ground, named.methods, merges, bands, distance)),
+        resolve_slices(folder, how.slices, truth.ground),
+        {**truth.facts, **facts},
+    )
 
 
 def resolve_truth(folder: EmbeddingFolder, named: Named, from_images: bool = False) -> tuple[Truth, Named]:
@@ -155,52 +174,11 @@ def resolve_truth(folder: EmbeddingFolder, named: Named, from_images: bool = Fal
     """
     how = named.evaluation
     check_vectors(folder, how.distance)
-    found = find_truth(folder, how.truth, how.distance, not from_images, how.filter)
+    truth = find_truth(folder, how.truth, how.distance, not from_images, how.filter)
     kind, k, _ = parse_truth(how.truth)
     if kind.is_retention:  # the metric by which it is closest to real right answers: docs/results/retention.md
-        return found, named.with_recommended((f"recall@{max(FEW_ANSWERS, k)}",))
-    return found, named.with_metrics(usual_answers(found.ground))
-
-
-def resolve_with(
-    truth: Truth,
-    folder: EmbeddingFolder,
-    named: Named,
-    fits: FitSettings,
-    from_images: bool = False,
-    to_come: Sequence[str] | None = None,
-) -> Comparison:
-    """``resolve`` with what ``resolve_truth`` has found."""
-    how, distance, seed = named.evaluation, named.evaluation.distance, named.evaluation.order_seed
-    wanted = named.methods if to_come is None else named.asked
-    if from_images:
-        check_distances_agree(wanted, distance, fits)
-    left_out = find_left_out(folder, wanted, named.merges, fits, distance, to_come or ())
-    if left_out and to_come is not None:
-        raise InputError(f"{left_out[0].words}: {left_out[0].reason}")
-    gone = {(each.kind, each.name) for each in left_out}
-    named = replace(named, methods=tuple(method for method in wanted if ("method", method.name) not in gone))
-    merges = [kind for kind in named.merges if ("merge", kind.name) not in gone]
-    if not merges:
-        why = "; ".join(f"{each.name} {each.reason}" for each in left_out if each.kind == "merge")
-        raise InputError(f"no merge can be fitted on this folder ({why}); use raw")
-    asked = {method.name for method in named.asked}
-    bands = _bands_of(folder, distance)
-    facts: dict[str, Any] = {}
-    if bands:
-        found = {model: [band.low, band.high] for model, band in bands.items()}
-        facts = {"bands": found, "distances_compare": do_compare(*bands.values())}
-    return Comparison(
-        folder,
-        named,
-        truth.ground,
-        resolve_orders(folder, named, fits.transforms.loss),
-        resolve_merges(folder, merges, distance, seed),
-        tuple(each for each in left_out if each.kind != "method" or each.name in asked),
-        (*truth.notes, *_notes(folder, truth.ground, named.methods, merges, bands, distance)),
-        resolve_slices(folder, how.slices, truth.ground),
-        {**truth.facts, **facts},
-    )
+        return truth, named.with_recommended((f"recall@{max(FEW_ANSWERS, k)}",))
+    return truth, named.with_metrics(usual_answers(truth.ground))
 
 
 def check_distances_agree(methods: Sequence[Method], distance: str, fits: FitSettings) -> None:
@@ -226,17 +204,17 @@ def find_left_out(
 ) -> tuple[LeftOut, ...]:
     """Methods and merges that cannot take part. to_come: models that will embed the gallery later."""
     reasons = {method.name: _why_not(folder, method, fits, distance, to_come) for method in methods}
-    found = [LeftOut("method", name, reason) for name, reason in reasons.items() if reason]
+    left_out = [LeftOut("method", name, reason) for name, reason in reasons.items() if reason]
     for merge in merges:
         if reason := why_merge_cannot_be_fitted(merge, folder.train):
-            found.append(LeftOut("merge", merge.name, reason))
+            left_out.append(LeftOut("merge", merge.name, reason))
     if folder.train is not None and any(merge.needs_train for merge in merges):
         for method in methods:
             lacking = [model for model in method.models if model not in folder.train.vectors]
             if lacking and not reasons[method.name] and not method.is_reference:
                 reason = f"needs a column {lacking[0]!r} in train.parquet"
-                found.append(LeftOut("fitted merges", method.name, reason))
-    return tuple(found)
+                left_out.append(LeftOut("fitted merges", method.name, reason))
+    return tuple(left_out)
 
 
 def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distance: str, to_come: Sequence[str]) -> str:
@@ -267,59 +245,36 @@ def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distanc
 def _notes(
     folder: EmbeddingFolder, truth: GroundTruth, methods: Sequence[Method], merges: Sequence[MergeKind],
     bands: Mapping[str, Band], distance: str,
-) -> tuple[str, ...]:  # fmt: skip
+) -> Iterator[str]:  # fmt: skip
     """Sentences about what is wrong with the data, besides those about the right answers."""
+    if bands and not do_compare(*bands.values()):
+        what = {"cosine": "cosines", "l2": "distances"}.get(distance, "inner products")
+        said = ", ".join(f"from {band} with {model}" for model, band in bands.items())
+        names, has_train = {merge.name for merge in merges}, folder.train is not None
+        if BEST in names and has_train:
+            so = "therefore each method has the merge that is best on train items"
+        elif names - {RAW.name} and has_train:
+            so = "raw distances put the items of one model first"
+        else:
+            so = "raw distances put the items of one model first; " + (
+                "simulate with --merges best" if has_train else "with a train.parquet, --merges best can mend that"
+            )
+        yield f"The distances of the two models do not compare: the {what} of random items are {said} (98 %); {so}."
     is_fitted = any(method.fit for method in methods)
-    few = ""
-    about_bands = _bands_note(bands, merges, distance, has_train=folder.train is not None)
     uses_train = is_fitted or any(merge.uses_train for merge in merges)
-    leaks = leakage_notes(folder, truth, uses_train)
-    sampled = _sample_note(folder) if uses_train else ()
+    yield from leakage_notes(folder, truth, uses_train)
+    if uses_train and folder.sample_path is not None:
+        items = sum(len(table) for table in (folder.train, folder.validation) if table is not None)
+        share = 100 * items / len(folder.gallery)
+        yield (
+            f"The folder has no train split. Maps and merges were fitted on {items:,} of the {len(folder.gallery):,} "
+            f"gallery items ({share:.2g} %), chosen at random and embedded by both models. They stay in the gallery, "
+            "which on one of three data sets made gains of maps 2 to 4 points too high (docs/results/sampled_train.md)."
+            " Methods that train networks on them take part only if they are named."
+        )
     if is_fitted and folder.train is not None:
         dims = max(vectors.shape[1] for vectors in folder.train.vectors.values())
-        few = few_items_per_dimension(len(folder.train), dims)
-    lacking = f"Fitted methods learned from {few}. {FIT_NOISE}. Methods that look bad here may only lack train items."
-    return (*about_bands, *leaks, *sampled, *([lacking] if few else []))
-
-
-def _sample_note(folder: EmbeddingFolder) -> tuple[str, ...]:
-    """A sentence for the report if the folder is fitted on a sample of its gallery."""
-    if folder.sample_path is None:
-        return ()
-    items = sum(len(table) for table in (folder.train, folder.validation) if table is not None)
-    share = 100 * items / len(folder.gallery)
-    return (
-        f"The folder has no train split. Maps and merges were fitted on {items:,} of the {len(folder.gallery):,} "
-        f"gallery items ({share:.2g} %), chosen at random and embedded by both models. They stay in the gallery, "
-        "which on one of three data sets made gains of maps 2 to 4 points too high (docs/results/sampled_train.md). "
-        "Methods that train networks on them take part only if they are named.",
-    )
-
-
-def _bands_of(folder: EmbeddingFolder, distance: str) -> dict[str, Band]:
-    """Model -> the band of its distances between random items; {} where no split has both models."""
-    models = ("old", "new")
-    for split in (folder.train, folder.gallery):
-        if split is not None and all(model in split.vectors for model in models):
-            return {model: band_of(split.vectors[model], distance) for model in models}
-    return {}
-
-
-def _bands_note(
-    bands: Mapping[str, Band], merges: Sequence[MergeKind], distance: str, has_train: bool
-) -> tuple[str, ...]:
-    """A sentence for the report if the distances of the two models do not compare."""
-    if not bands or do_compare(*bands.values()):
-        return ()
-    what = {"cosine": "cosines", "l2": "distances"}.get(distance, "inner products")
-    said = ", ".join(f"from {band} with {model}" for model, band in bands.items())
-    names = {merge.name for merge in merges}
-    if BEST in names and has_train:
-        so = "therefore each method has the merge that is best on train items"
-    elif names - {RAW.name} and has_train:
-        so = "raw distances put the items of one model first"
-    else:
-        so = "raw distances put the items of one model first; " + (
-            "simulate with --merges best" if has_train else "with a train.parquet, --merges best can mend that"
-        )
-    return (f"The distances of the two models do not compare: the {what} of random items are {said} (98 %); {so}.",)
+        if few := few_items_per_dimension(len(folder.train), dims):
+            yield (
+                f"Fitted methods learned from {few}. {FIT_NOISE}. Methods that look bad here may only lack train items."
+            )

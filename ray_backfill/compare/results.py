@@ -15,7 +15,6 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import rows_of
 from ray_backfill.page import Difference
 
-T = TypeVar("T")
 DAGGER, DOUBLE_DAGGER = "\u2020", "\u2021"
 
 
@@ -78,35 +77,35 @@ class Row(SummaryRow):
 
 
 # Two (method, variant) pairs and a metric: the key of a difference.
-Pair = tuple[tuple[str, Variant], tuple[str, Variant], str]
+DifferenceKey = tuple[tuple[str, Variant], tuple[str, Variant], str]
 
 
 class Tables(Mapping[str, tuple[Any, ...]]):
     """The rows of the tables of analyses, by name; a table becomes rows when it is first asked for."""
 
-    def __init__(self, found: Mapping[str, tuple[type, pd.DataFrame]] | None = None) -> None:
-        """found: name -> the row type and the table."""
-        self._found = dict(found or {})
+    def __init__(self, tables: Mapping[str, tuple[type, pd.DataFrame]] | None = None) -> None:
+        """tables: name -> the row type and the table."""
+        self._tables = dict(tables or {})
         self._rows: dict[str, tuple[Any, ...]] = {}
 
     def __getitem__(self, name: str) -> tuple[Any, ...]:
         if name not in self._rows:
-            self._rows[name] = tuple(rows_of(*self._found[name]))
+            self._rows[name] = tuple(rows_of(*self._tables[name]))
         return self._rows[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self._tables)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._tables)
 
     def frame(self, name: str) -> pd.DataFrame:
         """The table of this name, which must be there."""
-        return self._found[name][1]
+        return self._tables[name][1]
 
-    def with_further(self, found: Mapping[str, tuple[type, pd.DataFrame]]) -> "Tables":
-        """These tables and further ones. found: name -> the row type and the table."""
-        return Tables(self._found | dict(found))
+    def with_further(self, tables: Mapping[str, tuple[type, pd.DataFrame]]) -> "Tables":
+        """These tables and further ones. tables: name -> the row type and the table."""
+        return Tables(self._tables | dict(tables))
 
     def of_methods(self, names: Iterable[str]) -> "Tables":
         """The rows of these methods; tables without a column ``method`` as they are."""
@@ -114,7 +113,7 @@ class Tables(Mapping[str, tuple[Any, ...]]):
         return Tables(
             {
                 name: (kind, table[table["method"].isin(kept)] if "method" in table else table)
-                for name, (kind, table) in self._found.items()
+                for name, (kind, table) in self._tables.items()
             }
         )
 
@@ -128,8 +127,8 @@ class ResultsData:
 
     rows: tuple[Row, ...]
     lines: dict[tuple[str, Variant, str], Line]
-    differences: dict[Pair, Difference]
-    at_once: dict[Pair, Difference]
+    differences: dict[DifferenceKey, Difference]
+    at_once: dict[DifferenceKey, Difference]
     moments: dict[tuple[str, Variant, str], Trace]
     manifest: Manifest
     tables: Tables
@@ -163,18 +162,18 @@ class ResultsData:
     @property
     def evaluation(self) -> Mapping[str, Any]:
         """The settings of the evaluation; {} if they were not recorded."""
-        found: Mapping[str, Any] = self.manifest.settings.get("evaluation", {})
-        return found
+        recorded: Mapping[str, Any] = self.manifest.settings.get("evaluation", {})
+        return recorded
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Quality metrics without the flip curves, the primary one first."""
-        return _unique((self.primary, *(r.metric for r in self.rows if r.metric not in FLIP_METRICS)))
+        return tuple(dict.fromkeys((self.primary, *(r.metric for r in self.rows if r.metric not in FLIP_METRICS))))
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
         """Method names in listing order."""
-        return _unique(r.method for r in self.rows)
+        return tuple(dict.fromkeys(r.method for r in self.rows))
 
     @cached_property
     def titles(self) -> dict[str, str]:
@@ -184,18 +183,18 @@ class ResultsData:
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """The combinations of order and merge with which a method other than old, new and offline was run."""
-        own = _unique(r.variant for r in self.rows if not r.is_reference)
-        return own or _unique(r.variant for r in self.rows)[:1]
+        own = tuple(dict.fromkeys(r.variant for r in self.rows if not r.is_reference))
+        return own or tuple(dict.fromkeys(r.variant for r in self.rows))[:1]
 
     @cached_property
     def orders(self) -> tuple[str, ...]:
         """The orders among the variants."""
-        return _unique(v.order for v in self.variants)
+        return tuple(dict.fromkeys(v.order for v in self.variants))
 
     @cached_property
     def merges(self) -> tuple[str, ...]:
         """The merges among the variants."""
-        return _unique(v.merge for v in self.variants)
+        return tuple(dict.fromkeys(v.merge for v in self.variants))
 
     @property
     def several(self) -> tuple[str, ...]:
@@ -260,11 +259,11 @@ class ResultsData:
 
     def panel(self, metric: str, variant: Variant) -> list[Row]:
         """The rows to compare within one variant: its own rows, and old, new and offline from any variant."""
-        found: dict[str, Row] = {}
+        of_method: dict[str, Row] = {}
         for row in (r for r in self.rows if r.metric == metric):
-            if row.variant == variant or (row.is_reference and row.method not in found):
-                found[row.method] = row
-        return [found[m] for m in self.methods if m in found]
+            if row.variant == variant or (row.is_reference and row.method not in of_method):
+                of_method[row.method] = row
+        return [of_method[m] for m in self.methods if m in of_method]
 
     def line(self, row: Row, metric: str | None = None) -> Line | None:
         """The curve of a summary row, or of the same row in another metric; None if there is none."""
@@ -281,8 +280,8 @@ class ResultsData:
 
     def digits(self, metric: str) -> int:
         """Decimal places of this metric in per cent: so many that its largest value has three digits."""
-        found = (x for r in self.rows if r.metric == metric for x in (r.auc, r.start, r.end) if math.isfinite(x))
-        largest = max(found, default=1.0)
+        values = (x for r in self.rows if r.metric == metric for x in (r.auc, r.start, r.end) if math.isfinite(x))
+        largest = max(values, default=1.0)
         return 1 if largest >= 0.0995 else 2 if largest >= 0.00995 else 3
 
     def in_all_metrics(self, row: Row) -> list[Row]:
@@ -296,8 +295,8 @@ class ResultsData:
         at_once: with limits that allow for the choice of ``row`` as the best of all rows compared with the other one.
         """
         variant = Variant(row.order, other.merge) if other.is_reference else other.variant
-        found = self.at_once if at_once else self.differences
-        return found.get(((row.method, row.variant), (other.method, variant), row.metric))
+        differences = self.at_once if at_once else self.differences
+        return differences.get(((row.method, row.variant), (other.method, variant), row.metric))
 
     def candidates(self, metric: str) -> list[Row]:
         """The rows that could be deployed during a backfill, the highest AUC first; cascades embed for every query."""
@@ -339,7 +338,3 @@ def curves_of(table: pd.DataFrame, kind: type[LineT]) -> dict[tuple[str, Variant
         method, order, merge, metric = (str(name) for name in key)
         lines[method, Variant(order, merge), metric] = kind(*(array[places] for array in arrays))
     return lines
-
-
-def _unique(items: Iterable[T]) -> tuple[T, ...]:
-    return tuple(dict.fromkeys(items))

@@ -14,7 +14,7 @@ from typing import Any
 from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation, Named, check_memory
 from ray_backfill.compare.fits import chosen, fit_maps, fit_on_halves
 from ray_backfill.compare.replay import Curves, in_order, replay_here
-from ray_backfill.compare.resolve import Comparison, resolve_truth, resolve_with
+from ray_backfill.compare.resolve import Comparison, resolve, resolve_truth
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.compare.write import (
@@ -34,7 +34,7 @@ from ray_backfill.data.division import fit_rows
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.write import with_train
 from ray_backfill.engine.replay import check_device
-from ray_backfill.learn.methods import RECALLS, Method, find_methods, models_of
+from ray_backfill.learn.methods import RECALLS, find_methods, models_of
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
 
@@ -64,23 +64,31 @@ def evaluate_folder(
         comparison = _resolve(data, named, fits, context, out, recipe is not None)
     check_memory(comparison.named, len(comparison.methods), comparison.truth.n_queries)
     with ExitStack() as ray:
-        replayed = _replayer(comparison, context, ray)
+        replay = _replayer(comparison, context, ray)
         started = time.perf_counter()
         first: Curves = {}
         maps = context.out / "maps"
         to_train = [m for m in comparison.methods if m.is_trained and not is_finished(maps / m.name)]
-        if show_first is not None and _has_first_table(comparison, to_train):
-            untrained = comparison.only([m for m in comparison.methods if m not in to_train])
+        ready = [method for method in comparison.methods if method not in to_train]
+        has_first_table = to_train and any(not method.is_reference for method in ready)
+        # An order of a method can need the trained networks.
+        if show_first is not None and has_first_table and not any(o.of_method for o in comparison.named.orders):
+            untrained = comparison.only(ready)
             untrained, tuned = fit_maps(untrained, fits, context)
-            first = replayed(untrained)
+            first = replay(untrained)
             facts = facts_of(untrained, fits, context, recipe, time.perf_counter() - started, tuned)
             show_first(results_in_memory(untrained, first, facts), [method.title for method in to_train])
         comparison, tuned = fit_maps(comparison, fits, context)
         facts = facts_of(comparison, fits, context, recipe, time.perf_counter() - started, tuned)
         comparison = fit_on_halves(comparison, chosen(tuned, fits), fits, context)
-        return write_results(
-            comparison, out, facts, lambda all_: _replay_rest(all_, first, replayed), context.overwrite
-        )
+
+        def replay_rest(comparison: Comparison) -> Curves:
+            # Old and new are replayed again: the milestones of the others are judged by them.
+            done = {method for method, _, _ in first} - {OLD, NEW}
+            rest = [method for method in comparison.methods if method.name not in done]
+            return in_order(comparison, {**first, **replay(comparison.only(rest))})
+
+        return write_results(comparison, out, facts, replay_rest, context.overwrite)
 
 
 def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out: Path, from_images: bool) -> Comparison:
@@ -95,7 +103,7 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
     if not from_images:
         check_alignment(folder)
     tables = [folder.gallery, *([folder.queries] if folder.queries else [])]
-    if not named.evaluation.truth and all(each.label is None and each.positives is None for each in tables):
+    if not named.evaluation.truth and all(table.label is None and table.positives is None for table in tables):
         named = replace(named.evaluation, truth=("new-top1",)).named
     takes_recommended = RECOMMENDED in named.evaluation.methods
     if folder.sample_path is not None:
@@ -109,12 +117,18 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
         folder = _read(data, needed, context.out)
     try:
         check_can_be_extended(out, folder, truth.ground, both, recorded_settings(fits, context.chosen))
-        _say_what_is_kept(out, named, both)
+        if both is not named:
+            how, joint = named.evaluation, both.evaluation
+            asked = {*how.orders, *how.merges, *(method.name for method in named.methods)}
+            kept = [name for name in (*joint.methods, *joint.orders, *joint.merges) if name not in asked]
+            kept += [f"the cut-off {cutoff:g}" for cutoff in joint.cutoffs if cutoff not in how.cutoffs]
+            if kept:
+                say(f"{out} also has {', '.join(kept)}: kept")
     except OtherSettingsError:
         if not context.overwrite:
             raise
         both = named
-    return resolve_with(truth, folder, both, fits, from_images)
+    return resolve(folder, both, fits, from_images, truth=truth)
 
 
 def _read(data: Path, models: Sequence[str], out: Path) -> EmbeddingFolder:
@@ -128,34 +142,6 @@ def _read(data: Path, models: Sequence[str], out: Path) -> EmbeddingFolder:
     gallery = folder.gallery
     rows = fit_rows(len(gallery), max(vectors.shape[1] for vectors in gallery.vectors.values()))
     return with_train(folder, replace(gallery.take(rows), label=None), out / "fitted_on") if len(rows) else folder
-
-
-def _say_what_is_kept(out: Path, named: Named, both: Named) -> None:
-    """A line about methods, orders, merges and cut-offs that this run did not ask for."""
-    if both is named:
-        return
-    how, all_ = named.evaluation, both.evaluation
-    asked = {*how.orders, *how.merges, *(method.name for method in named.methods)}
-    kept = [name for name in (*all_.methods, *all_.orders, *all_.merges) if name not in asked]
-    kept += [f"the cut-off {cutoff:g}" for cutoff in all_.cutoffs if cutoff not in how.cutoffs]
-    if kept:
-        say(f"{out} also has {', '.join(kept)}: kept")
-
-
-def _has_first_table(comparison: Comparison, to_train: Sequence[Method]) -> bool:
-    """Whether there is something to train, something to show before, and no order that needs the trained networks."""
-    ready = [method for method in comparison.methods if method not in to_train and not method.is_reference]
-    return bool(to_train and ready) and not any(order.of_method for order in comparison.named.orders)
-
-
-def _replay_rest(comparison: Comparison, first: Curves, replayed: Callable[[Comparison], Curves]) -> Curves:
-    """The curves of all methods, in their order. first: curves that are already computed.
-
-    Old and new are replayed again: the milestones of the others are judged by them.
-    """
-    done = {key[0] for key in first} - {OLD, NEW}
-    rest = [method for method in comparison.methods if method.name not in done]
-    return in_order(comparison, {**first, **replayed(comparison.only(rest))})
 
 
 def _replayer(comparison: Comparison, context: Context, ray: ExitStack) -> Callable[[Comparison], Curves]:

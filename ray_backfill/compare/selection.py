@@ -20,7 +20,8 @@ MANY_ROWS = 25  # a table with more rows shows each method once
 MAX_LINES = 8  # lines, besides old, new and offline, that stay distinguishable in one panel
 RANDOM = "random"
 
-Compared = list[tuple[Row, Difference]]
+# Rows that another one was compared with, and its lead over each.
+Leads = list[tuple[Row, Difference]]
 
 
 class Crossing(NamedTuple):
@@ -83,12 +84,12 @@ def drawn_rows(rows: Sequence[Row]) -> list[Row]:
 
 def drawn_in_words(rows: Sequence[Row]) -> list[str]:
     """Describes ``drawn_rows`` in a figure: "the 8 best of 43 methods"; empty if all of them are drawn."""
-    own = [r for r in rows if not r.is_reference]
+    methods = [r for r in rows if not r.is_reference]
     drawn = [r for r in drawn_rows(rows) if not r.is_reference]
-    if len(drawn) == len(own):
+    if len(drawn) == len(methods):
         return []
     extra = [f"and {r.title}, the baseline" for r in drawn if r.is_baseline][: len(drawn) - MAX_LINES]
-    return [f"the {MAX_LINES} best of {len(own)} methods", *extra]
+    return [f"the {MAX_LINES} best of {len(methods)} methods", *extra]
 
 
 def compared_variants(results: ResultsData, method: str) -> list[Row]:
@@ -105,7 +106,7 @@ def compared_variants(results: ResultsData, method: str) -> list[Row]:
     return sorted(kept, key=_auc, reverse=True)
 
 
-def rivals(results: ResultsData, best: Row) -> Compared:
+def rivals(results: ResultsData, best: Row) -> Leads:
     """All rows that the best one was compared with, the closest first.
 
     Intervals exist for rows that differ in one respect: each other method in the order and merge of the best row, and
@@ -113,8 +114,8 @@ def rivals(results: ResultsData, best: Row) -> Compared:
     best row, and hold for any other row as well.
     """
     others = [row for row in results.table(best.metric) if row != best and (best.is_bound or not row.is_bound)]
-    compared = [(row, found) for row in others if (found := results.difference(best, row, at_once=True)) is not None]
-    return sorted(compared, key=lambda pair: pair[1].value)
+    leads = [(row, lead) for row in others if (lead := results.difference(best, row, at_once=True)) is not None]
+    return sorted(leads, key=lambda pair: pair[1].value)
 
 
 def find_row(results: ResultsData, method: str, metric: str, order: str = "", merge: str = "") -> Row:
@@ -131,14 +132,14 @@ def find_row(results: ResultsData, method: str, metric: str, order: str = "", me
     if not rows:
         wanted = [method, metric, *(f"{name} {word}" for name, word in ((order, "order"), (merge, "merge")) if name)]
         known = ", ".join((*results.methods, *results.metrics, *results.orders, *results.merges))
-        raise InputError(f"these results have no row for {', '.join(each for each in wanted if each)}; known: {known}")
+        raise InputError(f"these results have no row for {', '.join(filter(None, wanted))}; known: {known}")
     return max(rows, key=_rank)
 
 
 def crossings(results: ResultsData, best: Row) -> list[Crossing]:
     """The stretches where a method leads by more than the margin, in the order and merge of ``best``, largest first."""
     mine = results.moments[best.method, best.variant, best.metric]
-    found = []
+    stretches = []
     for row in results.panel(best.metric, best.variant):
         if row == best or row.is_reference:
             continue
@@ -146,8 +147,8 @@ def crossings(results: ResultsData, best: Row) -> list[Crossing]:
         ahead = np.flatnonzero(lead > results.manifest.margin)
         for stretch in np.split(ahead, np.flatnonzero(np.diff(ahead) > 1) + 1) if len(ahead) else ():
             start, end = mine.t[stretch[[0, -1]]]
-            found.append(Crossing(row, float(start), float(end), float(lead[stretch].max())))
-    return sorted(found, key=lambda each: each.lead, reverse=True)
+            stretches.append(Crossing(row, float(start), float(end), float(lead[stretch].max())))
+    return sorted(stretches, key=lambda crossing: crossing.lead, reverse=True)
 
 
 def best_orders(results: ResultsData) -> list[BestOrder]:
@@ -158,15 +159,16 @@ def best_orders(results: ResultsData) -> list[BestOrder]:
     orders, merge, metric = results.label_free_orders, results.merges[0], results.primary
     if RANDOM not in orders or len(orders) < 2:
         return []
-    found = []
+    best_of_methods = []
     for method in (row.method for row in best_per_method(results, metric) if not row.is_reference):
         rows = [results.row(method, Variant(order, merge), metric) for order in orders]
         run = [row for row in rows if row is not None and math.isfinite(row.auc)]
         random = next((row for row in run if row.order == RANDOM), None)
         if random is not None and len(run) > 1:
             best = max(run, key=lambda row: row.auc)
-            found.append(BestOrder(best, random, None if best is random else results.difference(best, random)))
-    return found
+            lead = None if best is random else results.difference(best, random)
+            best_of_methods.append(BestOrder(best, random, lead))
+    return best_of_methods
 
 
 def _rank(row: Row) -> tuple[bool, float]:
@@ -184,12 +186,6 @@ GAIN_IN_WORDS = (
     "rho that is trained with labels, part of it is the method's own training, or its merge, which a finished upgrade "
     "could have as well."
 )
-COLUMNS_IN_WORDS = (
-    "gain: the share of the upgrade's improvement that users get on average (\u2013 = new is not clearly better than "
-    "old). \u2713: start no worse than old, end no worse than new, no fall, by all metrics; ?: undecided; at most, "
-    "\u2264: by the 95 % interval. lost: the most queries that lose a right first result."
-)
-
 # What stands in place of the gain if the new model's own results were taken as right.
 RETENTION_IN_WORDS = (
     "What the new model finds was taken as right, so there is no gain: old = what the old service finds of it, "
@@ -250,14 +246,14 @@ def is_retention(results: ResultsData) -> bool:
 
 def judgement(results: ResultsData) -> Mapping[str, Any] | None:
     """What judged queries say of both models, see ``data.judging.read_sheet``; None without judgements."""
-    found: Mapping[str, Any] | None = results.manifest.data.get("truth", {}).get("judged")
-    return found
+    judged: Mapping[str, Any] | None = results.manifest.data.get("truth", {}).get("judged")
+    return judged
 
 
 def judged_side(results: ResultsData) -> int | None:
     """1 if judged queries show that the new model is better, -1 if worse, 0 if neither; None without judgements."""
-    found = judgement(results)
-    return None if found is None else 1 if found["low"] > 0 else -1 if found["high"] < 0 else 0
+    judged = judgement(results)
+    return None if judged is None else Difference(judged["difference"], judged["low"], judged["high"]).side
 
 
 def retained(results: ResultsData) -> str:
@@ -273,15 +269,20 @@ def metric_title(results: ResultsData, metric: str) -> str:
 
 def explained(results: ResultsData) -> str:
     """What gain, or retention, means."""
-    if is_retention(results):
-        return RETENTION_IN_WORDS
-    return GAIN_IN_WORDS
+    return RETENTION_IN_WORDS if is_retention(results) else GAIN_IN_WORDS
 
 
 def columns_in_words(results: ResultsData) -> str:
     """What the columns of the overview mean."""
-    gain, rest = COLUMNS_IN_WORDS.split(" \u2713", 1)
-    return f"{RETENTION_IN_WORDS if is_retention(results) else gain} \u2713{rest}"
+    gain = (
+        "gain: the share of the upgrade's improvement that users get on average (\u2013 = new is not clearly better "
+        "than old)."
+    )
+    return (
+        f"{RETENTION_IN_WORDS if is_retention(results) else gain} \u2713: start no worse than old, end no worse than "
+        "new, no fall, by all metrics; ?: undecided; at most, \u2264: by the 95 % interval. lost: the most queries "
+        "that lose a right first result."
+    )
 
 
 def choice(results: ResultsData) -> str:
@@ -304,20 +305,20 @@ def size(results: ResultsData) -> str:
 def left_out(results: ResultsData) -> dict[str, list[str]]:
     """Reason -> the methods, orders and merges that were left out for it."""
     by_reason: dict[str, list[str]] = {}
-    for each in results.manifest.left_out:
-        by_reason.setdefault(each.reason, []).append(each.words)
+    for missing in results.manifest.left_out:
+        by_reason.setdefault(missing.reason, []).append(missing.words)
     return by_reason
 
 
 def glossary(results: ResultsData) -> dict[str, str]:
     """Term -> definition: the general terms, and those of this run's metrics, merges, methods and orders."""
-    traits, found = results.manifest.traits, GLOSSARY | of_metrics(results.metrics)
+    traits, terms = results.manifest.traits, GLOSSARY | of_metrics(results.metrics)
     glossaries = [traits.merges[name].glossary for name in results.merges]
     glossaries += [traits.methods[name].glossary for name in results.methods]
     glossaries += [traits.orders[name].glossary for name in results.orders]
-    for each in glossaries:
-        found |= each
-    return found
+    for glossary in glossaries:
+        terms |= glossary
+    return terms
 
 
 def of_metrics(names: Iterable[str]) -> dict[str, str]:

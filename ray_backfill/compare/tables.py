@@ -225,10 +225,14 @@ class LeftOut:
     @property
     def words(self) -> str:
         """Name in reports: "rm", "csls merge", "bct with fitted merges", "cut-offs by the rrf merge"."""
-        forms = {"method": "{}", "merge": "{} merge", "fitted merges": "{} with fitted merges"}
-        return (forms | {"cut-offs": "cut-offs by the {} merge", "cut-offs of": "cut-offs of {}"})[self.kind].format(
-            self.name
-        )
+        forms = {
+            "method": "{}",
+            "merge": "{} merge",
+            "fitted merges": "{} with fitted merges",
+            "cut-offs": "cut-offs by the {} merge",
+            "cut-offs of": "cut-offs of {}",
+        }
+        return forms[self.kind].format(self.name)
 
 
 @dataclass(frozen=True)
@@ -287,11 +291,11 @@ class Traits:
     merges: Mapping[str, MergeTraits]
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Mapping[str, Any]]) -> "Traits":
+    def from_json(cls, recorded: Mapping[str, Mapping[str, Any]]) -> "Traits":
         return cls(
-            {name: MethodTraits(**traits) for name, traits in found["methods"].items()},
-            {name: OrderTraits(**traits) for name, traits in found["orders"].items()},
-            {name: MergeTraits(**traits) for name, traits in found["merges"].items()},
+            {name: MethodTraits(**traits) for name, traits in recorded["methods"].items()},
+            {name: OrderTraits(**traits) for name, traits in recorded["orders"].items()},
+            {name: MergeTraits(**traits) for name, traits in recorded["merges"].items()},
         )
 
 
@@ -328,18 +332,17 @@ class Manifest:
     """With the method and order of shown.parquet: how many queries lose and win their right first result on the way."""
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Manifest":
-        known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
-        left_out = tuple(LeftOut(**each) for each in found.get("left_out", ()))
-        tuned = tuple(_tuned(each) for each in found.get("tuned", ()))
-        return cls(**known | {"traits": Traits.from_json(found["traits"]), "left_out": left_out, "tuned": tuned})
+    def from_json(cls, recorded: Mapping[str, Any]) -> "Manifest":
+        known = {field.name: recorded[field.name] for field in fields(cls) if field.name in recorded}
+        known["traits"] = Traits.from_json(recorded["traits"])
+        known["left_out"] = tuple(LeftOut(**missing) for missing in recorded.get("left_out", ()))
+        known["tuned"] = ()
+        if recorded.get("tuned"):
+            from ray_backfill.learn.training.fit import Tuned  # what fits need; few results were tuned
+
+            known["tuned"] = tuple(Tuned(**tuned) for tuned in recorded["tuned"])
+        return cls(**known)
 
     def facts(self) -> dict[str, Any]:
         """Return everything except the settings, for JSON."""
         return {name: value for name, value in asdict(self).items() if name != "settings"}
-
-
-def _tuned(found: Mapping[str, Any]) -> "Tuned":
-    from ray_backfill.learn.training.fit import Tuned  # what fits need; few results were tuned
-
-    return Tuned(**found)

@@ -8,13 +8,12 @@ from numpy.typing import NDArray
 
 from ray_backfill.compare import tables as spine
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.replay import Curves, FallFound, Key, Replayed, leading_merge
+from ray_backfill.compare.replay import Curves, Key, leading_merge
 from ray_backfill.core.progress import task, track
 from ray_backfill.core.schema import NO, UNDECIDED, YES, block, frame
 from ray_backfill.data.truth import parse_truth
 from ray_backfill.engine import statistics as stats
 from ray_backfill.engine.merges import BEST, RAW
-from ray_backfill.engine.replay import Curve
 from ray_backfill.learn.methods import Method
 
 NAN = float("nan")
@@ -29,8 +28,8 @@ def tabulate(methods: Sequence[Method], curves: Curves, evaluation: Evaluation) 
     """Table name -> table, of the spine but for ``queries``. The methods must include old and new."""
     metrics = evaluation.metrics
     areas = {
-        (*key, metric): stats.auc_draws(found.curve.t, found.draws[metric], found.curve.is_step)
-        for key, found in curves.items()
+        (*key, metric): stats.auc_draws(curve.curve.t, curve.draws[metric], curve.curve.is_step)
+        for key, curve in curves.items()
         for metric in metrics
     }
     by_name = {method.name: method for method in methods}
@@ -40,17 +39,25 @@ def tabulate(methods: Sequence[Method], curves: Curves, evaluation: Evaluation) 
         for key in curves:
             points += _points(curves, key, metrics)
             shown.advance()
-        titles = {key: _title(by_name[key[0]], key[2], found.merge) for key, found in curves.items()}
-        summary = [
-            summary_row(titles[key], key, metric, curves, areas, evaluation.margin, has_gain)
-            for key in track(curves, "summary", "curves")
-            for metric in metrics
+        summary = []
+        for key in track(curves, "summary", "curves"):
+            name, _, merge = key
+            title, chosen = by_name[name].title, curves[key].merge
+            if merge == BEST and chosen != RAW.name:  # the merge that was chosen for it: "RM naive + csls"
+                title += f" + {chosen}"
+            summary += [
+                summary_row(title, key, metric, curves, areas, evaluation.margin, has_gain) for metric in metrics
+            ]
+        moments = [
+            block(spine.MomentPoint, *key, metric, curve.t, values)
+            for key, curve in curves.items()
+            for metric, values in curve.values.items()
         ]
         return {
             "curves": pd.concat(points, ignore_index=True),
             "summary": frame(spine.SummaryRow, summary),
             "differences": frame(spine.DifferenceRow, list(_differences(curves, metrics, areas, by_name))),
-            "moments": _moments(curves),
+            "moments": pd.concat(moments, ignore_index=True),
             "query_values": pd.concat(_query_values(curves, metrics[0], by_name), ignore_index=True),
         }
 
@@ -68,24 +75,32 @@ def summary_row(
     margin: loss that counts as none. has_gain: whether the right answers can tell that the new model is better.
     """
     old_key, new_key = of_reference(spine.OLD, key[1]), of_reference(spine.NEW, key[1])
-    found, old, new = curves[key], curves[old_key], curves[new_key]
-    of_this, olds, news = (areas[*each, metric] for each in (key, old_key, new_key))
-    is_upgrade = has_gain and stats.is_upgrade(olds, news, found.n_queries)
-    with_old, with_new = (each.with_merge.get(found.merge, each) for each in (old, new))
+    curve, old, new = curves[key], curves[old_key], curves[new_key]
+    areas_of_curve, areas_of_old, areas_of_new = (areas[*of, metric] for of in (key, old_key, new_key))
+    with_old, with_new = (end.with_merge.get(curve.merge, end) for end in (old, new))
+    values, old_value, new_value = curve.values[metric], old.values[metric][0], new.values[metric][-1]
+    fall, reached = curve.falls[metric], curve.reached.get(metric, [(NAN, NAN)] * 3)
     gain: Limited = NAN, NAN, NAN
-    if is_upgrade:
-        limits = stats.gain_limits(of_this, olds, news, found.n_queries)
-        gain = (found.curve.gain(metric, old.curve, new.curve), *limits)
-    values, old_value, new_value = found.values[metric], old.values[metric][0], new.values[metric][-1]
-    start_vs_old, end_vs_new = _apart(found, old, metric, 0), _apart(found, new, metric, -1)
-    fall, reached = found.falls[metric], found.reached.get(metric, [(NAN, NAN)] * 3)
-    lost, finished = (each.negative_flips(old.top1_correct[:, 0]) for each in (found, new))
+    half_gain: Limited = NAN, NAN, NAN
+    if has_gain and stats.is_upgrade(areas_of_old, areas_of_new, curve.n_queries):
+        limits = stats.gain_limits(areas_of_curve, areas_of_old, areas_of_new, curve.n_queries)
+        gain = (curve.curve.gain(metric, old.curve, new.curve), *limits)
+        half_gain = (curve.settles_at((old_value + new_value) / 2, values), *reached[1])
+    start_vs_old, end_vs_new = (
+        limited(
+            curve.values[metric][at] - end.values[metric][at],
+            curve.draws[metric][:, at] - end.draws[metric][:, at],
+            curve.n_queries,
+        )
+        for end, at in ((old, 0), (new, -1))
+    )
+    lost, finished = (of.negative_flips(old.top1_correct[:, 0]) for of in (curve, new))
     return spine.SummaryRow(
         *key,
         title,
         metric,
-        *limited(found.curve.auc(metric), of_this, found.n_queries),
-        found.curve.auc_mean(metric),
+        *limited(curve.curve.auc(metric), areas_of_curve, curve.n_queries),
+        curve.curve.auc_mean(metric),
         *gain,
         with_old.curve.auc(metric),
         with_new.curve.auc(metric),
@@ -93,21 +108,17 @@ def summary_row(
         float(values[-1]),
         *start_vs_old,
         *end_vs_new,
-        len(found.t),
-        fall.size,
-        fall.low,
-        fall.high,
-        fall.start,
-        fall.end,
-        *(found.settles_at(metric, old_value - margin), *reached[0]),
-        *((found.settles_at(metric, (old_value + new_value) / 2), *reached[1]) if is_upgrade else (NAN, NAN, NAN)),
-        *(found.settles_at(metric, new_value - margin), *reached[2]),
-        starts_at_old=_no_loss(start_vs_old, margin),
-        ends_at_new=_no_loss(end_vs_new, margin),
-        never_falls=_never_falls(fall, margin),
-        negative_flips_max=float(found.negative_flips().max()),
+        len(curve.t),
+        *fall,
+        *(curve.settles_at(old_value - margin, values), *reached[0]),
+        *half_gain,
+        *(curve.settles_at(new_value - margin, values), *reached[2]),
+        starts_at_old=no_loss(*start_vs_old[1:], margin),
+        ends_at_new=no_loss(*end_vs_new[1:], margin),
+        never_falls=no_loss(-fall.high, -fall.low, margin, stats.ROUNDING),
+        negative_flips_max=float(curve.negative_flips().max()),
         negative_flips_vs_old_max=float(lost.max()),
-        flips_as_new_at=found.settled(-lost, -finished[-1] - margin),
+        flips_as_new_at=curve.settles_at(-finished[-1] - margin, -lost),
     )
 
 
@@ -117,68 +128,43 @@ def limited(value: float, draws: NDArray[np.float64], n_queries: int) -> Limited
     return float(value), float(low), float(high)
 
 
-def _apart(found: Replayed, other: Replayed, metric: str, end: int) -> Limited:
-    """The value of a curve minus that of another one at the start (0) or the end (-1), with its paired interval."""
-    difference = found.values[metric][end] - other.values[metric][end]
-    draws = found.draws[metric][:, end] - other.draws[metric][:, end]
-    return limited(difference, draws, found.n_queries)
+def no_loss(low: float, high: float, margin: float, rounding: float = 0.0) -> str:
+    """Whether a difference is no loss, by its interval: yes if that excludes one above the margin, no if it shows one.
 
-
-def _no_loss(apart: Limited, margin: float) -> str:
-    _, low, high = apart
-    if low >= -margin - stats.ROUNDING:
-        return YES
-    return NO if high < 0 else UNDECIDED
-
-
-def _never_falls(fall: FallFound, margin: float) -> str:
-    if fall.high <= margin + stats.ROUNDING:
-        return YES
-    return NO if fall.low > stats.ROUNDING else UNDECIDED
-
-
-def _title(method: Method, merge: str, chosen: str) -> str:
-    """The method's, and the merge that was chosen for it: "RM naive + csls"."""
-    return method.title if merge != BEST or chosen == RAW.name else f"{method.title} + {chosen}"
+    rounding: what arithmetic alone may lose.
+    """
+    return YES if low >= -margin - stats.ROUNDING else NO if high < -rounding else UNDECIDED
 
 
 def _points(curves: Curves, key: Key, metrics: Sequence[str]) -> Iterator[pd.DataFrame]:
     """Points of the quality metrics, then of flips and of what a cascade embeds."""
-    found = curves[key]
-    curve, old = found.curve, curves[of_reference(spine.OLD, key[1])].curve
+    replayed = curves[key]
+    curve, old = replayed.curve, curves[of_reference(spine.OLD, key[1])].curve
     for metric in metrics:
-        limits = stats.interval(found.draws[metric], found.n_queries)
+        limits = stats.interval(replayed.draws[metric], replayed.n_queries)
         yield block(spine.CurvePoint, *key, metric, curve.t, curve.values(metric), *limits)
-    embedded = {} if curve.embedded is None else {spine.NEW_EMBEDDINGS: curve.embedded}
-    for metric, values_QT in (_flips(curve, old) | embedded).items():
-        interval = stats.interval(stats.bootstrap_means(values_QT, curve.weights), found.n_queries)
-        yield block(spine.CurvePoint, *key, metric, curve.t, stats.mean(values_QT, curve.weights), *interval)
-
-
-def _flips(curve: Curve, old: Curve) -> dict[str, NDArray[np.float64]]:
-    """(Q, T) 1.0 where a query has flipped: relative to the method's own start, and to {old, old}."""
+    # (Q, T) 1.0 where a query has flipped: relative to the method's own start, and to {old, old}.
     now, own_start, old_start = curve.top1_correct, curve.top1_correct[:, :1], old.top1_correct[:, :1]
-    return {
+    further = {
         spine.NEGATIVE_FLIPS: stats.lost(own_start, now),
         spine.POSITIVE_FLIPS: stats.lost(now, own_start),
         spine.NEGATIVE_FLIPS_VS_OLD: stats.lost(old_start, now),
         spine.POSITIVE_FLIPS_VS_OLD: stats.lost(now, old_start),
     }
-
-
-def _moments(curves: Curves) -> pd.DataFrame:
-    rows = [(key, found.t, metric, values) for key, found in curves.items() for metric, values in found.values.items()]
-    blocks = [block(spine.MomentPoint, *key, metric, t, values) for key, t, metric, values in rows]
-    return pd.concat(blocks, ignore_index=True)
+    if curve.embedded is not None:
+        further[spine.NEW_EMBEDDINGS] = curve.embedded
+    for metric, values_QT in further.items():
+        limits = stats.interval(stats.bootstrap_means(values_QT, curve.weights), replayed.n_queries)
+        yield block(spine.CurvePoint, *key, metric, curve.t, stats.mean(values_QT, curve.weights), *limits)
 
 
 def _query_values(curves: Curves, metric: str, methods: Mapping[str, Method]) -> Iterator[pd.DataFrame]:
     """Areas and ends of each query as (Q,) float32, once where the order makes no difference."""
     seen: set[str] = set()
-    for (name, order, merge), found in curves.items():
-        if merge != leading_merge(each for method, _, each in curves if method == name):
+    for (name, order, merge), replayed in curves.items():
+        if merge != leading_merge(other for method, _, other in curves if method == name):
             continue
-        curve, is_reference, is_first = found.curve, methods[name].is_reference, name not in seen
+        curve, is_reference, is_first = replayed.curve, methods[name].is_reference, name not in seen
         seen.add(name)
         values_QT = curve.per_query[metric]
         parts = {(spine.START, ""): values_QT[:, 0], (spine.END, ""): values_QT[:, -1]} if is_first else {}
@@ -195,33 +181,33 @@ def _differences(
 
     References are compared with all merges of their order.
     """
-    others_of = {other: [own for own in curves if _are_compared(own, other, methods)] for other in curves}
-    own_curves = [key for key in curves if not methods[key[0]].is_reference]
+    is_reference = {key: methods[key[0]].is_reference for key in curves}
+    compared_with: dict[Key, list[Key]] = {}
+    for other in curves:
+        for key in curves:
+            differing = sum(a != b for a, b in zip(key, other, strict=True))
+            if differing == 1 or (differing and key[1] == other[1] and is_reference[other]):
+                compared_with.setdefault(other, []).append(key)
+    candidates = [key for key in curves if not is_reference[key]]
     for metric in metrics:
         # A reference has the same curve in all orders, and the best of all orders and merges is compared with it.
-        all_own = np.array([areas[*own, metric] for own in own_curves])
-        against: dict[str, float] = {}
-        for other, compared in others_of.items():
-            draws = np.array([areas[*own, metric] - areas[*other, metric] for own in compared])
-            could_win = np.array([not methods[own[0]].is_reference for own in compared])
-            if not compared:
-                continue
+        areas_of_candidates = np.array([areas[*key, metric] for key in candidates])
+        width_against: dict[str, float] = {}
+        for other, compared in compared_with.items():
+            draws = np.array([areas[*key, metric] - areas[*other, metric] for key in compared])
+            could_win = np.array([not is_reference[key] for key in compared])
             n_queries = curves[other].n_queries
             if not could_win.any():
                 width = 0.0
-            elif methods[other[0]].is_reference:
-                if other[0] not in against:
-                    against[other[0]] = stats.simultaneous_width(all_own - areas[*other, metric], n_queries)
-                width = against[other[0]]
+            elif is_reference[other]:
+                if other[0] not in width_against:
+                    differences = areas_of_candidates - areas[*other, metric]
+                    width_against[other[0]] = stats.simultaneous_width(differences, n_queries)
+                width = width_against[other[0]]
             else:
                 width = stats.simultaneous_width(draws[could_win], n_queries)
-            low_K, high_K = stats.interval(draws.T, curves[other].n_queries)
-            for own, low, high, spread, can in zip(compared, low_K, high_K, draws.std(axis=1), could_win, strict=True):
-                value = curves[own].curve.auc(metric) - curves[other].curve.auc(metric)
+            low_K, high_K = stats.interval(draws.T, n_queries)
+            for key, low, high, spread, can in zip(compared, low_K, high_K, draws.std(axis=1), could_win, strict=True):
+                value = curves[key].curve.auc(metric) - curves[other].curve.auc(metric)
                 at_once = (value - width * spread, value + width * spread) if can else (low, high)
-                yield spine.DifferenceRow(*own, *other, metric, value, float(low), float(high), *map(float, at_once))
-
-
-def _are_compared(own: Key, other: Key, methods: Mapping[str, Method]) -> bool:
-    differing = sum(a != b for a, b in zip(own, other, strict=True))
-    return differing == 1 or (own[1] == other[1] and methods[other[0]].is_reference and own != other)
+                yield spine.DifferenceRow(*key, *other, metric, value, float(low), float(high), *map(float, at_once))

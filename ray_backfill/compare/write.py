@@ -1,12 +1,12 @@
 """From a comparison to a results folder: what earlier runs have left there, the replay, the tables and the report."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,16 +44,12 @@ from ray_backfill.core.stages import (
     replaced_whole,
 )
 from ray_backfill.data.folder import EmbeddingFolder
-from ray_backfill.engine.merges import RAW, MergeKind
-from ray_backfill.engine.orders import Order
+from ray_backfill.engine.merges import RAW
 from ray_backfill.engine.statistics import relative_weights
 from ray_backfill.engine.systems import GroundTruth
-from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.fit import Tuned
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
-
-T = TypeVar("T", Method, Order, MergeKind)
 
 STAGE = "simulation"
 # What a further run adds to finished results.
@@ -76,10 +72,13 @@ def joined(named: Named, out: Path) -> Named:
 
     It is unchanged if there are no results, or if those were computed with other settings.
     """
-    found, own = _recorded(out), _settings(named)
-    if not found or first_difference(_without_names(found), cleaned(_without_names(own))):
+    recorded, asked = _recorded(out), named.recorded()
+    others_there, others_asked = (
+        {name: value for name, value in evaluation.items() if name not in _NAMES} for evaluation in (recorded, asked)
+    )
+    if not recorded or first_difference(others_there, cleaned(others_asked)):
         return named
-    names: dict[str, Any] = {name: tuple(dict.fromkeys((*found.get(name, ()), *own[name]))) for name in _NAMES}
+    names: dict[str, Any] = {name: tuple(dict.fromkeys((*recorded.get(name, ()), *asked[name]))) for name in _NAMES}
     try:
         return replace(named.evaluation, **names).named
     except InputError:  # a plugin is gone
@@ -98,40 +97,32 @@ def check_can_be_extended(
     if not (out / "manifest.json").exists():
         refuse_other_files(out)
         return
-    manifest = manifest_of(out)
-    own = _settings(named)
-    recorded = own | _recorded(out)
+    manifest, asked = manifest_of(out), named.recorded()
+    recorded = asked | _recorded(out)
     # What the same settings would give for the methods, orders, merges and cut-offs that are there.
     there: dict[str, Any] = {
-        name: tuple(recorded[name] if set(recorded[name]) <= set(own[name]) else own[name]) for name in _NAMES
+        name: tuple(recorded[name] if set(recorded[name]) <= set(asked[name]) else asked[name]) for name in _NAMES
     }
-    fewer = replace(
-        named,
-        evaluation=replace(named.evaluation, **there),
-        methods=_in_order(named.methods, there["methods"]),
-        orders=_in_order(named.orders, there["orders"]),
-        merges=_in_order(named.merges, there["merges"]),
-    )
+    fewer = replace(named, evaluation=replace(named.evaluation, **there))
+    for kinds in ("methods", "orders", "merges"):
+        by_name = {kind.name: kind for kind in getattr(named, kinds)}
+        found_there: dict[str, Any] = {kinds: tuple(by_name[name] for name in there[kinds])}
+        fewer = replace(fewer, **found_there)
     if difference := results_key(folder, truth, fewer, more).difference(manifest):
         raise other_settings(out, difference)
-
-
-def _in_order(kinds: Iterable[T], names: Sequence[str]) -> tuple[T, ...]:
-    by_name = {kind.name: kind for kind in kinds}
-    return tuple(by_name[name] for name in names)
 
 
 def is_there(out: Path, key: RunKey) -> bool:
     """Whether ``out`` holds the results of this key with all tables. What is missing of verdict and report is made."""
     if not is_finished(out) or key.difference(manifest := read_json(out / "manifest.json")):
         return False
-    analyses = manifest["analyses"]
-    tables = (*SPINE, *chain.from_iterable(analyses.values()))
-    if any(each.name not in analyses for each in all_analyses()):
+    tables_of_analyses = manifest["analyses"]
+    tables = (*SPINE, *chain.from_iterable(tables_of_analyses.values()))
+    if not all(is_whole(out / f"{name}.parquet") for name in tables):
         return False
-    if any(not is_whole(out / f"{name}.parquet") for name in tables):
+    if any(analysis.name not in tables_of_analyses for analysis in all_analyses()):
         return False
-    if any(not is_whole(out / name) for name in REPORT_FILES):
+    if not all(is_whole(out / name) for name in REPORT_FILES):
         _conclude(out)
     return True
 
@@ -144,17 +135,8 @@ def _conclude(out: Path) -> None:
 
 def _recorded(out: Path) -> dict[str, Any]:
     """The evaluation of the results there, also if a file of them is damaged; {} if there are none of this format."""
-    found: Any = manifest_of(out).get("settings") if (out / "manifest.json").exists() else None
-    return {} if other_format(found, FORMAT) else found.get("evaluation", {})
-
-
-def _settings(named: Named) -> dict[str, Any]:
-    """The settings of an evaluation as results record them, with each method by its name."""
-    return asdict(named.evaluation) | {"methods": [method.name for method in named.methods]}
-
-
-def _without_names(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in evaluation.items() if name not in _NAMES}
+    settings: Any = manifest_of(out).get("settings") if (out / "manifest.json").exists() else None
+    return {} if other_format(settings, FORMAT) else settings.get("evaluation", {})
 
 
 @dataclass(frozen=True)
@@ -206,7 +188,7 @@ def facts_of(
 
 def recorded_settings(fits: FitSettings, chosen: Sequence[Tuned] = ()) -> dict[str, Any]:
     """What determines the results besides data and evaluation. chosen: by another run, see ``Context``."""
-    of_methods = {each.method: dict(each.values) for each in chosen}
+    of_methods = {tuned.method: dict(tuned.values) for tuned in chosen}
     return {"fits": asdict(fits)} | ({"chosen": of_methods} if of_methods else {})
 
 
@@ -242,38 +224,29 @@ def write_results(
             begin_stage(new, key)
             tables = tabulate(methods, curves, evaluation) | {"queries": scored_queries(comparison)}
             manifest = _manifest(comparison, folder.fingerprint(folder.models), facts)
-            analysed = _analysed(comparison, curves, tables, manifest)
+            # Analyses read the ranking of the methods, which needs no curves, and the tables of other analyses.
+            no_curves = {name: tables[name].iloc[:0] for name in ("curves", "moments", "differences")}
+            so_far = results_of({"summary": tables["summary"]} | no_curves, manifest)
+            tables_of_analyses: dict[str, list[str]] = {}
+            for analysis in track(all_analyses(), "analyse", "tables"):
+                computed = analysis.computed(comparison, curves, so_far)
+                tables_of_analyses[analysis.name] = list(computed)
+                tables |= computed
+                further = {name: (analysis.tables[name], table) for name, table in computed.items()}
+                so_far = replace(so_far, tables=so_far.tables.with_further(further))
             display.enter_context(task("write report"))
-            for of_analysis in analysed.values():
-                tables |= of_analysis
             for name, table in tables.items():
                 write_table(new / f"{name}.parquet", table)
             manifest = replace(
                 manifest,
                 timings_s=dict(manifest.timings_s) | {"replay": round(time.perf_counter() - started, 2)},
-                analyses={name: list(of_analysis) for name, of_analysis in analysed.items()},
+                analyses=tables_of_analyses,
                 first_results=first_results(curves, tables.get("shown")),
             )
             note_facts(new, manifest.facts())
             finish_stage(new)
         _conclude(out)  # after the results: a page that cannot be made must not take them with it
     return out
-
-
-def _analysed(
-    comparison: Comparison, curves: Curves, spine: Mapping[str, pd.DataFrame], manifest: Manifest
-) -> dict[str, dict[str, pd.DataFrame]]:
-    # The ranking of the methods needs no curves.
-    so_far = results_of(
-        {"summary": spine["summary"]} | {name: spine[name].iloc[:0] for name in ("curves", "moments", "differences")},
-        manifest,
-    )
-    found: dict[str, dict[str, pd.DataFrame]] = {}
-    for analysis in track(all_analyses(), "analyse", "tables"):
-        found[analysis.name] = analysis.computed(comparison, curves, so_far)
-        made = {name: (analysis.tables[name], table) for name, table in found[analysis.name].items()}
-        so_far = replace(so_far, tables=so_far.tables.with_further(made))
-    return found
 
 
 def scored_queries(comparison: Comparison) -> pd.DataFrame:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
-from ray_backfill.engine.systems import IntArray
-from ray_backfill.forecast.models import CELLS, Calibration, Cells, Floats, Floats32, OtherItems
+from ray_backfill.engine.systems import Floats, IntArray
+from ray_backfill.forecast.models import CELLS, Calibration, Cells, Floats32, OtherItems
 
 # Items whose distances to a block of queries are computed at a time: they should stay in the cache until counted.
 _TILE = 1024
@@ -99,7 +99,7 @@ class CountingShards:
         return Histograms(*(reduce(np.add, parts) for parts in zip(*self.ask("count", block), strict=True)))
 
 
-class LocalShards(CountingShards):
+class ThreadShards(CountingShards):
     """Shards in this process, one for each thread of a pool."""
 
     def __init__(self, forms: Forms, pool: ThreadPoolExecutor, number: int) -> None:
@@ -123,14 +123,14 @@ class CountingShard:
 
     def distances(self, queries: IntArray, items: Sequence[IntArray]) -> list[Floats32]:
         """As those of all shards; 0 for items of other ones."""
-        found = []
+        distances = []
         for query, wanted in zip(queries, items, strict=True):
             own = (wanted >= self.first) & (wanted < self.first + self.size)
             out = np.zeros((2, len(wanted)), np.float32)
             for row, form in enumerate((self.forms.stand_in, self.forms.before)):
                 out[row, own] = form.of_items(wanted[own] - self.first).approximate(np.array([query]))[0]
-            found.append(out)
-        return found
+            distances.append(out)
+        return distances
 
     def count(self, block: QueryBlock) -> Histograms:
         """Of this shard. Cost: 3 products of b queries with n items, and O(b n O)."""
@@ -147,7 +147,7 @@ class CountingShard:
             for row, left_out in enumerate(block.left_out):
                 gone = self._here(left_out, first, last)
                 stand_in[row, gone], before[row, gone] = np.nan, np.inf
-            counted = Tile(cells.logs(stand_in), cells.logs(old), before, self.moment[:, first:last])
+            counted = CountedTile(cells.logs(stand_in), cells.logs(old), before, self.moment[:, first:last])
             _count_tile(counted, cells.coefficients, cells.low, cells.width, at, out.places, out.cells)
         return out
 
@@ -170,15 +170,15 @@ class Places(NamedTuple):
 def find_starts(thresholds: Floats32) -> Places:
     """Prepare the search among thresholds."""
     starts, scales = np.zeros((len(thresholds), _STARTS), np.int32), np.zeros((len(thresholds), 2))
-    for row, own in enumerate(thresholds):
-        own = own[np.isfinite(own)]
-        near = own[np.abs(own) < _FAR] if np.abs(own).min() < _FAR else np.zeros(1)
+    for row, at in enumerate(thresholds):
+        at = at[np.isfinite(at)]
+        near = at[np.abs(at) < _FAR] if np.abs(at).min() < _FAR else np.zeros(1)
         scales[row] = near[0], _STARTS / max(float(near[-1]) - float(near[0]), 1e-30)
-        starts[row] = np.searchsorted(own, near[0] + np.arange(_STARTS) / scales[row, 1], side="right")
+        starts[row] = np.searchsorted(at, near[0] + np.arange(_STARTS) / scales[row, 1], side="right")
     return Places(thresholds, starts, scales)
 
 
-class Tile(NamedTuple):
+class CountedTile(NamedTuple):
     """(b, n) distances. stand_in: to the stand-ins, NaN for items that are known after their backfill. old: in the old
     model; both as logarithms. before: before the backfill, infinite for items that do not count. moment: (O, n) of
     their backfill.
@@ -192,7 +192,7 @@ class Tile(NamedTuple):
 
 @kernel
 def _count_tile(
-    tile: Tile, coefficients: Array, low: float, width: float, at_places: Places, places: Array, cells: Array
+    tile: CountedTile, coefficients: Array, low: float, width: float, at_places: Places, places: Array, cells: Array
 ) -> None:
     """Add the items of a tile to histograms. coefficients, low, width: as in ``Cells``."""
     stand_in, old, before, moment = tile
@@ -220,7 +220,7 @@ def _count_tile(
                     cells[q, o, cell, moment[o, i]] += 1
 
 
-class Counts(NamedTuple):
+class CloserCounts(NamedTuple):
     """Items closer than M thresholds, ascending. known: (O, M, T) exact. expected: (O, M, T) of the others.
 
     changes: (1 + PARTS, O, M, T) of the expected number: by ``structural_error``, and if a part of the items is left
@@ -236,7 +236,7 @@ class Counts(NamedTuple):
 def count(
     places: IntArray, cells: IntArray, known_moments: IntArray, after: Floats32, others: OtherItems,
     thresholds: Floats32, calibration: Calibration,
-) -> Counts:  # fmt: skip
+) -> CloserCounts:  # fmt: skip
     """The counts of one query from its histograms, as in ``Histograms``.
 
     known_moments: (O, k) when other known items are backfilled. after: (k,) their distances then.
@@ -250,7 +250,7 @@ def count(
     by_threshold = likely.swapaxes(1, 2) @ hidden.swapaxes(0, 1).reshape(len(hidden[0]), -1)  # (1 + PARTS, M, O T)
     expected = by_threshold.reshape(*by_threshold.shape[:2], orders, points).swapaxes(1, 2)
     changes = np.concatenate([structural_error(expected[:1], calibration.error), expected[1:] - expected[0]])
-    return Counts(thresholds, closer, expected[0], changes)
+    return CloserCounts(thresholds, closer, expected[0], changes)
 
 
 def structural_error(expected: Floats, error: float = 0.0) -> Floats:

@@ -1,7 +1,7 @@
 """The forecast of one method's curves: draws for right answers, items that are closer, expected metrics of queries."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,32 +12,21 @@ from threadpoolctl import threadpool_limits
 from ray_backfill.core.progress import Task
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.replay import usable_cpus
-from ray_backfill.engine.systems import GroundTruth, IntArray, Switch
-from ray_backfill.forecast.counts import CountingShards, Forms, LocalShards, QueryBlock, ShardSetup, count
+from ray_backfill.engine.systems import Floats, GroundTruth, IntArray, Switch
+from ray_backfill.forecast.counts import CountingShards, Forms, QueryBlock, ShardSetup, ThreadShards, count
 from ray_backfill.forecast.estimate import SampledAnswers, Units, structural_errors
 from ray_backfill.forecast.expected import Entries, Expectation, SumMetric, expect
 from ray_backfill.forecast.models import (
     Calibration,
     Checked,
-    Drawn,
-    Floats,
+    DrawnAnswers,
     Floats32,
     KnownForms,
     KnownItems,
-    Models,
     draw_entries,
     fit_models,
     left_out_of,
 )
-
-# Structural error of systems with their own heads, relative to that of plain ones: heads map stand-ins less well
-# than real embeddings. docs/results/forecast.md: what intervals with it cover.
-_OWN_HEADS = 2.0
-# Queries that are counted together, at most: vectors stored as float16 are converted once for all of them.
-_BLOCK = 128
-# Orders x moments x queries that are counted together, which limits the memory for histograms.
-_MOMENTS = 20_000
-_SEED = 7
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,31 +53,80 @@ def forecast_pair(
     Cost: 3 products of m queries with the gallery, 2 if old items are served by their old distances, and O(m N) for
     each order.
     """
-    threads = usable_cpus()
+    metrics = [SumMetric.of(name) for name in starts]
+    kinds, cuts = (np.array(of) for of in zip(*((metric.kind, metric.cut) for metric in metrics), strict=True))
+    moment_ON = np.stack([moments_of(order, points) for order in orders.values()])
+    if switch == "at_end":
+        moment_ON[:] = points - 1
+    rows_N, threads = known.rows_of(truth.n_gallery), usable_cpus()
+
+    def measure(query: _Query, places: IntArray, cells: IntArray) -> tuple[Expectation, int]:
+        """Expected metrics of a query from its histograms, and the number of right answers from which those that were
+        sampled at random are drawn.
+        """
+        is_other = ~np.isin(known.position, left_out_of(truth, query.number))
+        moments = moment_ON[:, known.position[is_other]].astype(np.int64)
+        at, drawn = query.at, query.drawn
+        counts = count(
+            places[:, : len(at.after) + 1], cells, moments, query.after[is_other], models.others, at.after,
+            models.calibration,
+        )  # fmt: skip
+        gains = [(metric, metric.gains(truth, query.number)) for metric in metrics]
+        gain = np.stack([of_answers / metric.largest(of_answers) for metric, of_answers in gains])[:, drawn.answer]
+        entries = Entries(
+            at.of_after, at.of_before, moment_ON[:, query.answers[drawn.answer]].astype(np.int64), drawn.rank_share,
+            drawn.ahead, drawn.share, gain, drawn.answer, drawn.sampled, drawn.sign,
+        )  # fmt: skip
+        return expect(entries, counts, kinds, cuts, models.calibration.variance, len(drawn.random)), drawn.pool
+
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
-        shards = LocalShards(gallery, pool, threads) if isinstance(gallery, Forms) else gallery
+        shards = ThreadShards(gallery, pool, threads) if isinstance(gallery, Forms) else gallery
         models = fit_models(known, forms, truth)
-        moment_ON = np.stack([moments_of(order, points) for order in orders.values()])
-        if switch == "at_end":
-            moment_ON[:] = points - 1
         shards.begin(ShardSetup(moment_ON, points, np.sort(known.position), models.others.cells))
-        metrics = {name: SumMetric.of(name) for name in starts}
-        chosen = _ChosenQueries(known, forms, truth, models, moment_ON, points, metrics, merge)
-        measured = chosen.measure(shards, pool, bar)
-    structure = 1.0 if is_plain else _OWN_HEADS
+        measured: list[tuple[Expectation, int]] = []
+        # Vectors stored as float16 are converted once for all queries of a block; histograms limit their number.
+        size = min(128, max(16, 20_000 // (len(moment_ON) * points)))
+        for first in range(0, len(known.queries), size):
+            queries = known.queries[first : first + size]
+            answers = [truth.positives_of(query) for query in queries.tolist()]
+            near, after = shards.distances(queries, answers), forms.after.approximate(queries)
+            block = []
+            for number, positions, (stand_in, before), to_known in zip(
+                queries.tolist(), answers, near, after, strict=True
+            ):
+                rows = rows_N[positions]
+                true = np.where(rows >= 0, to_known[rows], np.nan).astype(np.float64)
+                at_random = rows >= 0
+                at_random[at_random] = known.standing(rows[at_random])
+                rng = np.random.default_rng([7, number])
+                drawn = draw_entries(models.answers, stand_in.astype(np.float64), true, at_random, rng)
+                at = MergedPlaces.of(drawn.after, before[drawn.answer], merge)
+                block.append(_Query(number, positions, drawn, at, to_known))
+            thresholds = np.full((len(block), max(len(query.at.before) for query in block)), np.inf, np.float32)
+            for row, query in enumerate(block):
+                thresholds[row, : len(query.at.before)] = query.at.before
+            left_out = [left_out_of(truth, query.number) for query in block]
+            counted = shards.count(QueryBlock(queries, thresholds, left_out))
+            measured += pool.map(measure, block, counted.places, counted.cells)
+            if bar:
+                bar.advance(len(queries))
+    # The structural error of systems with their own heads, relative to that of plain ones: heads map stand-ins less
+    # well than real embeddings. docs/results/forecast.md: what intervals with it cover.
+    structure = 1.0 if is_plain else 2.0
     scored = np.flatnonzero(np.diff(truth.positive_starts) > 0)
     place = np.searchsorted(scored, known.queries)
-    value, changes = (np.stack([getattr(found, name) for found, _ in measured]) for name in ("value", "changes"))
-    own, pools = np.concatenate([found.own for found, _ in measured], axis=1), np.array([pool for _, pool in measured])
-    of_query = np.repeat(np.arange(len(measured)), [found.own.shape[1] for found, _ in measured])
+    expected, pools = zip(*measured, strict=True)
+    value, changes = np.stack([query.value for query in expected]), np.stack([query.changes for query in expected])
+    own = np.concatenate([query.own for query in expected], axis=1)
+    of_query = np.repeat(np.arange(len(expected)), [query.own.shape[1] for query in expected])
     units = {
         order: {
             name: Units(
                 starts[name][scored][:, None], place, known.group, known.n_groups, value[:, o, :, r],
                 changes[:, 1:, o, :, r], {system: structural_errors(structure * changes[:, 0, o, :, r])},
-                SampledAnswers(own[o, :, :, r], of_query, pools),
+                SampledAnswers(own[o, :, :, r], of_query, np.array(pools)),
             )
-            for r, name in enumerate(metrics)
+            for r, name in enumerate(starts)
         }
         for o, order in enumerate(orders)
     }  # fmt: skip
@@ -103,7 +141,7 @@ def moments_of(order: IntArray, points: int) -> NDArray[np.int16]:
     return out
 
 
-class Thresholds(NamedTuple):
+class MergedPlaces(NamedTuple):
     """M places in the merged ranking at which right answers stand, first to last.
 
     after, before: (M,) an item precedes a place if its distance is below ``after`` once it is backfilled, or below
@@ -116,7 +154,7 @@ class Thresholds(NamedTuple):
     of_before: IntArray
 
     @classmethod
-    def of(cls, after: Floats32, before: Floats32, merge: Merge) -> "Thresholds":
+    def of(cls, after: Floats32, before: Floats32, merge: Merge) -> "MergedPlaces":
         """The places of entries by their (K,) distances after and before their backfill."""
         number = len(after)
         x = np.concatenate([after, merge.across(before, from_forward=False)[0]])
@@ -135,77 +173,6 @@ class _Query:
 
     number: int
     answers: IntArray
-    drawn: Drawn
-    at: Thresholds
+    drawn: DrawnAnswers
+    at: MergedPlaces
     after: Floats32
-
-
-@dataclass(frozen=True, eq=False)
-class _ChosenQueries:
-    """The chosen queries of one method. moment_ON, points: when items are backfilled, see ``ShardSetup``."""
-
-    known: KnownItems
-    forms: KnownForms
-    truth: GroundTruth
-    models: Models
-    moment_ON: NDArray[np.int16]
-    points: int
-    metrics: Mapping[str, SumMetric]
-    merge: Merge
-
-    def measure(self, shards: CountingShards, pool: Executor, bar: Task | None) -> list[tuple[Expectation, int]]:
-        """Expected metrics of all chosen queries, and the number of right answers from which those that were sampled
-        at random are drawn; by one pass over the gallery for each block of queries.
-        """
-        found: list[tuple[Expectation, int]] = []
-        rows_N = self.known.rows_of(self.truth.n_gallery)
-        size = min(_BLOCK, max(16, _MOMENTS // (len(self.moment_ON) * self.points)))
-        for first in range(0, len(self.known.queries), size):
-            queries = self.known.queries[first : first + size]
-            answers = [self.truth.positives_of(query) for query in queries.tolist()]
-            near, after = shards.distances(queries, answers), self.forms.after.approximate(queries)
-            block = [
-                self._draw(query, own, rows_N[own], stand_in, before, row)
-                for query, own, (stand_in, before), row in zip(queries.tolist(), answers, near, after, strict=True)
-            ]
-            left_out = [left_out_of(self.truth, query) for query in queries.tolist()]
-            counted = shards.count(QueryBlock(queries, _filled([each.at.before for each in block]), left_out))
-            found += pool.map(self._measure, block, counted.places, counted.cells)
-            if bar:
-                bar.advance(len(queries))
-        return found
-
-    def _draw(
-        self, query: int, answers: IntArray, rows: IntArray, stand_in: Floats32, before: Floats32, after: Floats32
-    ) -> _Query:
-        """rows: (P,) of the right answers among the known items, -1 for others. stand_in, before: (P,) distances."""
-        true = np.where(rows >= 0, after[rows], np.nan).astype(np.float64)
-        at_random = rows >= 0
-        at_random[at_random] = self.known.standing(rows[at_random])
-        rng = np.random.default_rng([_SEED, query])
-        drawn = draw_entries(self.models.answers, stand_in.astype(np.float64), true, at_random, rng)
-        return _Query(query, answers, drawn, Thresholds.of(drawn.after, before[drawn.answer], self.merge), after)
-
-    def _measure(self, query: _Query, places: IntArray, cells: IntArray) -> tuple[Expectation, int]:
-        """places, cells: of this query, as in ``Histograms``."""
-        is_other = ~np.isin(self.known.position, left_out_of(self.truth, query.number))
-        moments = self.moment_ON[:, self.known.position[is_other]].astype(np.int64)
-        at, calibration, drawn = query.at, self.models.calibration, query.drawn
-        own = places[:, : len(at.after) + 1]
-        counts = count(own, cells, moments, query.after[is_other], self.models.others, at.after, calibration)
-        gains = [(metric, metric.gains(self.truth, query.number)) for metric in self.metrics.values()]
-        gain = np.stack([each / metric.largest(each) for metric, each in gains])[:, drawn.answer]
-        entries = Entries(
-            at.of_after, at.of_before, self.moment_ON[:, query.answers[drawn.answer]].astype(np.int64),
-            drawn.rank_share, drawn.ahead, drawn.share, gain, drawn.answer, drawn.sampled, drawn.sign,
-        )  # fmt: skip
-        kinds, cuts = (np.array([getattr(each, name) for each in self.metrics.values()]) for name in ("kind", "cut"))
-        return expect(entries, counts, kinds, cuts, calibration.variance, len(drawn.random)), drawn.pool
-
-
-def _filled(thresholds: list[Floats32]) -> Floats32:
-    """(b, M) thresholds of several queries, filled up with infinity."""
-    out = np.full((len(thresholds), max(map(len, thresholds))), np.inf, np.float32)
-    for row, own in enumerate(thresholds):
-        out[row, : len(own)] = own
-    return out

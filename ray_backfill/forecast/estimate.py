@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from ray_backfill.forecast.models import PARTS, Floats
+from ray_backfill.engine.systems import Floats
+from ray_backfill.forecast.models import PARTS
 
 LEVEL = 0.95
 # Structural errors correlate by exp(-distance / reach) of the moments, in shares of the backfill.
@@ -74,7 +75,7 @@ class Estimate:
     @property
     def bounded(self) -> Limits:
         """The value and the limits of a metric, which is in [0, 1]."""
-        return Limits(*(min(max(each, 0.0), 1.0) for each in self.limits))
+        return Limits(*(min(max(end, 0.0), 1.0) for end in self.limits))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +113,8 @@ class Units:
 
         A regression on the metric at t = 0, which is known of all queries, removes what the choice of queries explains.
         """
-        y, own = self.value @ weights, self.start[self.chosen]
-        spread = own - own.mean(axis=0)
+        y, start = self.value @ weights, self.start[self.chosen]
+        spread = start - start.mean(axis=0)
         inverse = np.linalg.pinv(spread.T @ spread)
         slope = inverse @ spread.T @ y
         leverage = 1 / len(y) + np.einsum("ic,cd,id->i", spread, inverse, spread)
@@ -125,7 +126,7 @@ class Units:
         of_queries = float(totals @ totals) / len(y) ** 2 * groups / max(groups - 1, 1) * (1 - share)
         deviations = np.bincount(of, np.sqrt(self._of_answers(weights)))
         of_answers = share * float(deviations @ deviations) / len(y) ** 2
-        value = float(y.mean() + (self.start.mean(axis=0) - own.mean(axis=0)) @ slope)
+        value = float(y.mean() + (self.start.mean(axis=0) - start.mean(axis=0)) @ slope)
         # Structural errors of two systems are independent of each other; the jackknife leaves out the same items.
         structural = sum(float(((shift @ weights) ** 2).sum()) for shift in self.shift.values())
         of_model = jackknife((self.without @ weights).mean(axis=0)) + structural
@@ -165,7 +166,7 @@ class Units:
         """A curve of one moment: the sum of this one with (T,) weights."""
         sampled = replace(self.sampled, contribution=self.sampled.contribution @ weights[:, None])
         shift = {system: each @ weights[:, None] for system, each in self.shift.items()}
-        value, without = (each @ weights[:, None] for each in (self.value, self.without))
+        value, without = (of @ weights[:, None] for of in (self.value, self.without))
         return replace(self, value=value, without=without, shift=shift, sampled=sampled)
 
 

@@ -18,9 +18,8 @@ from scipy.special import ndtri
 
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.metrics import parse_metric
-from ray_backfill.engine.systems import GroundTruth
-from ray_backfill.forecast.counts import Counts
-from ray_backfill.forecast.models import Floats
+from ray_backfill.engine.systems import Floats, GroundTruth
+from ray_backfill.forecast.counts import CloserCounts
 
 # The kinds, as numbers for the kernels: what an answer at a rank counts.
 PRECISION, FOUND, DISCOUNTED = 0, 1, 2
@@ -68,8 +67,8 @@ class Entries(NamedTuple):
     """What stands for the right answers of a query: the sampled ones, and draws for the others.
 
     after, before: (K,) distances after and before the backfill, as indices into the thresholds of the counts.
-    moment: (O, K) when they are backfilled. rank_share, ahead, stands_for: see ``Drawn``; the last one is its share.
-    gain: (R, K) what it counts in each metric, once.
+    moment: (O, K) when they are backfilled. rank_share, ahead, stands_for: see ``DrawnAnswers``; the last one is its
+    share. gain: (R, K) what it counts in each metric, once.
     answer: entries of one answer do not precede each other. sampled: index of the sampled answer, to whose contribution
     the entry belongs, or -1. sign: +1 or the share of a draw that is subtracted.
     """
@@ -92,7 +91,7 @@ class Expectation:
 
     own: (O, n, T, R) by how much each of n sampled answers raises it: what it contributes, and what others contribute
     because it precedes them, beyond the same of the draws for it.
-    changes: (1 + PARTS, O, T, R) by how much it changes with ``Counts.changes``.
+    changes: (1 + PARTS, O, T, R) by how much it changes with ``CloserCounts.changes``.
     """
 
     value: Floats
@@ -101,7 +100,8 @@ class Expectation:
 
 
 def expect(
-    entries: Entries, counts: Counts, kinds: NDArray[np.int64], cuts: NDArray[np.int64], variance: float, n_sampled: int
+    entries: Entries, counts: CloserCounts, kinds: NDArray[np.int64], cuts: NDArray[np.int64], variance: float,
+    n_sampled: int,
 ) -> Expectation:  # fmt: skip
     """The expected sums over right answers. variance: of counts relative to their means, see ``Calibration``.
 
@@ -112,7 +112,7 @@ def expect(
     own = np.zeros((orders, n_sampled, points, len(kinds)))
     changes = np.zeros((orders, len(counts.changes), points, len(kinds)))
     for o in range(orders):
-        of_order = Counts(counts.thresholds, counts.known[o], counts.expected[o], counts.changes[:, o])
+        of_order = CloserCounts(counts.thresholds, counts.known[o], counts.expected[o], counts.changes[:, o])
         _expect(entries, entries.moment[o], of_order, kinds, cuts, variance, value[o], own[o], changes[o])
     return Expectation(value, own, changes.swapaxes(0, 1))
 
@@ -125,10 +125,10 @@ def _is_before(place: Array, answer: Array, one: int, other: int) -> bool:
 
 @kernel
 def _expect(
-    entries: Entries, moment: Array, counts: Counts, kinds: Array, cuts: Array, variance: float, sums: Array,
+    entries: Entries, moment: Array, counts: CloserCounts, kinds: Array, cuts: Array, variance: float, sums: Array,
     own: Array, changed: Array,
 ) -> None:  # fmt: skip
-    """Add up one order. moment: (K,), counts: as in ``Entries`` and ``Counts``, of this order."""
+    """Add up one order. moment: (K,), counts: as in ``Entries`` and ``CloserCounts``, of this order."""
     after, before, _, rank_share, ahead, stands_for, gain, answer, sampled, sign = entries
     _, known, expected, changes = counts
     behind = np.zeros((len(after), len(kinds)))  # change of an entry's contribution if one more answer precedes it

@@ -19,8 +19,6 @@ from ray_backfill.forecast.sample import PILOT, Sample, StoredSample, free_pairs
 from ray_backfill.learn.models.apply import StandInMap, fit_stand_in
 
 _NOTHING = np.empty(0, np.int64)
-# Share of a sample that may lack a new embedding, such as unreadable images. If more does, a file was forgotten.
-_MISSING = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,35 +46,36 @@ def find_new(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]) 
         if "new" not in folder.gallery.vectors:
             raise InputError(f"{folder.path} has no new embeddings; give them with --new SOURCE (id and new)")
         return new_embeddings(folder, sample, sample.position, folder.gallery.new[sample.position], distance)
-    found = [(source.name, *_read_new(source, folder, distance)) for source in map(open_source, new)]
-    own, places = np.unique(np.concatenate([position for _, position, _ in found]), return_index=True)
-    vectors = np.concatenate([each for *_, each in found])[places]
-    for name, position, given in found:
-        if not np.array_equal(vectors[np.searchsorted(own, position)], given):
+    sources = [(source.name, *_read_new(source, folder, distance)) for source in map(open_source, new)]
+    positions, places = np.unique(np.concatenate([position for _, position, _ in sources]), return_index=True)
+    vectors = np.concatenate([given for *_, given in sources])[places]
+    for name, position, given in sources:
+        if not np.array_equal(vectors[np.searchsorted(positions, position)], given):
             raise InputError(f"{name} repeats an id of --new with another vector; drop one of them")
-    missing = np.setdiff1d(sample.position, own)
+    missing = np.setdiff1d(sample.position, positions)
     if len(missing):
         lacks = f"--new lacks {len(missing):,} of the {len(sample):,} items of the sample, such as "
         lacks += str(folder.gallery.id[missing[0]])
-        if len(missing) > _MISSING * len(sample):
+        if len(missing) > 0.01 * len(sample):  # such as unreadable images; if it is more, a file was forgotten
             raise InputError(
                 f"{lacks}; embed them, too (up to 1 % may be missing), or name all files, those of earlier rounds, too"
             )
         say(f"{lacks}; they count as not sampled")
-    done = _NOTHING if len(own) == len(folder.gallery) else _backfilled(found, np.intersect1d(sample.position, own))
-    return new_embeddings(folder, sample, own, vectors, distance, done)
+    listed = np.intersect1d(sample.position, positions)
+    done = _NOTHING if len(positions) == len(folder.gallery) else _backfilled(sources, listed)
+    return new_embeddings(folder, sample, positions, vectors, distance, done)
 
 
-def _backfilled(found: Sequence[tuple[str, IntArray, FloatArray]], sampled: IntArray) -> IntArray:
+def _backfilled(sources: Sequence[tuple[str, IntArray, FloatArray]], sampled: IntArray) -> IntArray:
     """Positions of what the backfill has done so far: of sources with items that no sample listed. sampled: positions
     of those items of the sample that are in any source.
 
     Sampled items among them cannot stand for items that are still to be done: an order is no random choice.
     """
-    more = [(name, position) for name, position, _ in found if not np.isin(position, sampled).all()]
+    more = [(name, position) for name, position, _ in sources if not np.isin(position, sampled).all()]
     if not more:
         return _NOTHING
-    of_sample = [position for _, position, _ in found if np.isin(position, sampled).all()]
+    of_sample = [position for _, position, _ in sources if np.isin(position, sampled).all()]
     if len(np.setdiff1d(sampled, np.concatenate([_NOTHING, *of_sample]))):
         raise InputError(
             f"{more[0][0]} has items that no sample lists, beside items of the sample; give the sample as a file of its"
@@ -104,10 +103,10 @@ def _read_new(source: Source, folder: EmbeddingFolder, distance: str) -> tuple[I
     bad = np.flatnonzero((wrong != FINE) & ((wrong != ZERO) | (distance == "cosine")))
     if len(bad):
         raise InputError(f"{source.name}, column 'new', row {bad[0]}: {PROBLEMS[int(wrong[bad[0]])]}; embed it again")
-    own = np.asarray(plain_ids(ids, source, "id").to_pylist())
-    position = positions_of(folder.gallery.id, own)
+    wanted = np.asarray(plain_ids(ids, source, "id").to_pylist())
+    position = positions_of(folder.gallery.id, wanted)
     if (position < 0).any():
-        lacking = own[position < 0]
+        lacking = wanted[position < 0]
         raise InputError(f"{source.name} has {len(lacking):,} ids that the gallery lacks, such as {lacking[0]}")
     new: FloatArray = np.concatenate(vectors)
     return position, new

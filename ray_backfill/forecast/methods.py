@@ -14,7 +14,7 @@ from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.merges.csls import References
 from ray_backfill.engine.replay import Curve, replay
-from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, Switch, UpgradePair
+from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.forecast.counts import CountingShards, Forms
 from ray_backfill.forecast.engine import Forecast, forecast_pair
 from ray_backfill.forecast.estimate import exact_units, mean_of
@@ -74,12 +74,13 @@ def can_be_forecast(method: Method) -> bool:
 def with_merges(comparison: Comparison) -> list[Merged]:
     """The methods that can be forecast, with their merges; {new, new} also with CSLS if a method has that."""
     methods = [method for method in comparison.methods if can_be_forecast(method)]
-    found = [Merged(m, merge) for m in methods for merge in comparison.merges_of(m).values()]
-    if names := [each.merge.name for each in found if each.has_csls]:
+    merged = [Merged(method, merge) for method in methods for merge in comparison.merges_of(method).values()]
+    if names := [each.merge.name for each in merged if each.has_csls]:
         old, new = (comparison.merges.of_reference(each)[names[0]].references for each in find_methods((OLD, NEW)))
         assert old is not None and new is not None, "they change what a system finds alone"  # noqa: PT018
-        found += [Merged(m, Merge(names[0], references=(old[0], new[1]))) for m in methods if m.name == NEW]
-    return found
+        csls = Merge(names[0], references=(old[0], new[1]))
+        merged += [Merged(method, csls) for method in methods if method.name == NEW]
+    return merged
 
 
 def forecast_method(
@@ -91,10 +92,21 @@ def forecast_method(
     orders = {"": np.arange(size)} if method.name == NEW else comparison.orders_of(method)
     if len(known.position) == size:
         return _exact(comparison, merged, given, orders)
-    forms, switch = _known_forms(comparison, merged, given)
+    # Distances to the known items: to their stand-ins, by the old model, and by their new embeddings.
+    query, distance, of_forward = comparison.embeddings.query, comparison.evaluation.distance, merged.references[1]
+    old = comparison.folder.gallery.old[known.position]
+    stand_in, after = (
+        method.pair(Embeddings(query, {"old": old, "new": new}), comparison.maps.of(method))
+        for new in (given.stand_in(old), given.new)
+    )
+    forms = KnownForms(
+        form_of(stand_in.forward, of_forward, distance),
+        ProductForm.of(RetrievalSystem(query["old"], old), distance),
+        form_of(after.forward, of_forward, distance),
+    )
     system = (method.forward.plain or method.name) + " with CSLS" * merged.has_csls
     return forecast_pair(
-        gallery.of_method(merged), known, forms, comparison.truth, orders, switch, starts,
+        gallery.of_method(merged), known, forms, comparison.truth, orders, after.switch, starts,
         comparison.evaluation.points, system, bool(method.forward.plain), bar, merged.merge,
     )  # fmt: skip
 
@@ -118,18 +130,6 @@ def form_of(system: RetrievalSystem, references: References | None, distance: st
     return ProductForm.of(changed, "inner_product")
 
 
-def _known_forms(comparison: Comparison, merged: Merged, given: NewEmbeddings) -> tuple[KnownForms, Switch]:
-    """Distances to the known items, and how the method switches."""
-    query, distance, method = comparison.embeddings.query, comparison.evaluation.distance, merged.method
-    old = comparison.folder.gallery.old[given.known.position]
-    maps, of_forward = comparison.maps.of(method), merged.references[1]
-    stand_in = method.pair(Embeddings(query, {"old": old, "new": given.stand_in(old)}), maps)
-    after = method.pair(Embeddings(query, {"old": old, "new": given.new}), maps)
-    of_old = ProductForm.of(RetrievalSystem(query["old"], old), distance)
-    of_stand_in, of_after = (form_of(each.forward, of_forward, distance) for each in (stand_in, after))
-    return KnownForms(of_stand_in, of_old, of_after), after.switch
-
-
 def exact_starts(
     comparison: Comparison, several: Sequence[Merged], replay_alone: Callable[[Merged], Curve] | None = None
 ) -> list[Starts]:
@@ -147,20 +147,20 @@ def exact_starts(
         return replay(pair, truth, order, 2, how.metrics, how.distance, merge=merged.merge)
 
     curves: dict[tuple[str, bool], Curve] = {}
-    found: list[Starts] = []
+    starts_of: list[Starts] = []
     for method, merge in several:
         name = OLD if method.backward.plain in (OLD, NEW) else method.name
         (serves,) = find_methods((name,))
         # Other merges keep each system's ranking.
-        own = Merged(serves, replace(merge, references=merge.references[:1] * 2) if merge.references else RAW)
-        key = name, own.has_csls
+        alone = Merged(serves, replace(merge, references=merge.references[:1] * 2) if merge.references else RAW)
+        key = name, alone.has_csls
         if key not in curves:
-            curves[key] = (replay_alone or replay_here)(own)
+            curves[key] = (replay_alone or replay_here)(alone)
         starts = {metric: np.full(truth.n_queries, np.nan) for metric in how.metrics}
         for metric, values in curves[key].per_query.items():
             starts[metric][curves[key].scored] = values[:, 0]
-        found.append(starts)
-    return found
+        starts_of.append(starts)
+    return starts_of
 
 
 def first_results(comparison: Comparison, given: NewEmbeddings) -> dict[str, Any] | None:
@@ -174,7 +174,7 @@ def first_results(comparison: Comparison, given: NewEmbeddings) -> dict[str, Any
     place_N = np.full(truth.n_gallery, -1)
     place_N[known.position[rows]] = np.arange(len(rows))
     positives, ignored = (
-        [found[found >= 0] for found in (place_N[of(each)] for each in known.queries.tolist())]
+        [places[places >= 0] for places in (place_N[of(number)] for number in known.queries.tolist())]
         for of in (truth.positives_of, truth.ignored_of)
     )
     old, new = comparison.folder.gallery.old[known.position[rows]], given.new[rows]

@@ -16,7 +16,7 @@ stand-in, u what the answers of a query have in common (normal), e the rest (emp
 expectation maximisation (Laird and Ware, 1982).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from scipy.special import gammaln
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
-from ray_backfill.engine.systems import GroundTruth, IntArray
+from ray_backfill.engine.systems import Floats, GroundTruth, IntArray
 
 # Cells of predicted distance, of equal width.
 CELLS = 256
@@ -38,27 +38,14 @@ PARTS = 8
 # A distribution of few pairs ends at its lowest residual and expects too few closer items; one of a large share of all
 # pairs mixes different predictions.
 _SHARE, _FEWEST, _MOST = 2000, 150, 1000
-# Cells begin below the closest prediction of a pair, by this share of the range: a gallery has items that are predicted
-# closer than any sampled one.
-_ROOM = 0.5
 # Points at which the distribution of residuals is kept; between them it is linear.
 _GRID = 2048
-# Limits of the fitted variance between queries of the ratio of observed to expected numbers.
-_LEAST_VARIANCE, _MOST_VARIANCE = 0.01, 5.0
 # Standard deviation of the logarithm of the ratio, before anything is observed.
 _PRIOR = 0.3
-# Distances below this share of a unit count as this: their logarithms would outweigh all others.
-_LEAST = 1e-3
-_ROUNDS = 40
-# Unsampled right answers of a query for which distances are drawn, at most; they stand for all. Draws for each.
-_MOST_DRAWN, _DRAWS = 80, 2
-# Pairs of a query and an item from which the model of other items is fitted.
-_PAIRS = 8_000_000
-# Queries whose distances to the known items are computed at a time.
-_BLOCK = 16
+# Draws of a distance for each unsampled right answer.
+_DRAWS = 2
 _SEED = 7
 
-Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
 
 
@@ -158,14 +145,15 @@ def fit_others(
 def _fit_cells(stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats, unit: float) -> Cells:
     # Close pairs decide which right answers are overtaken.
     weight = weight * np.exp(-np.clip((stand_in - stand_in.mean()) / (stand_in.std() + 1e-12), -5, 1))
-    near, far, y = (logarithms(each, unit).astype(np.float64) for each in (stand_in, old, true))
+    near, far, y = (logarithms(distances, unit).astype(np.float64) for distances in (stand_in, old, true))
     x = np.stack([np.ones_like(near), near, far, near * far], axis=1)
     moments = (x * weight[:, None]).T @ x
     moments[np.diag_indices(4)] += 1e-9 * np.trace(moments)
     coefficients = np.linalg.solve(moments, (x * weight[:, None]).T @ y).astype(np.float32)
     predicted = Cells(coefficients, 0.0, 1.0, unit).predict(stand_in, old)
     low, high = float(predicted.min()) - 1e-4, float(predicted.max()) + 1e-4
-    low -= _ROOM * (high - low)
+    # A gallery has items that are predicted closer than any sampled one.
+    low -= 0.5 * (high - low)
     return Cells(coefficients, low, (high - low) / CELLS, unit)
 
 
@@ -222,7 +210,7 @@ def calibrate(checked: list[Checked], group: IntArray) -> Calibration:
     group: of each query; those of a group err together. The logarithm of the ratio has a normal prior (``_PRIOR``).
     """
     observed, expected, weight = (
-        np.concatenate([getattr(each, name) for each in checked]) for name in ("observed", "expected", "influence")
+        np.concatenate([getattr(query, name) for query in checked]) for name in ("observed", "expected", "influence")
     )
     weight = weight / max(weight.sum(), 1e-12)
 
@@ -235,21 +223,21 @@ def calibrate(checked: list[Checked], group: IntArray) -> Calibration:
     ratio, variance = np.exp(np.clip(minimize(loss, [0.0, -1.0], method="Nelder-Mead").x, -5, 5)).tolist()
     pull = weight / (1 + variance * ratio * expected)
     score = np.bincount(
-        np.repeat(group, [len(each.observed) for each in checked]), pull * (observed - ratio * expected)
+        np.repeat(group, [len(query.observed) for query in checked]), pull * (observed - ratio * expected)
     )
     of_sample = float(score @ score) / max(float(pull @ expected) * ratio, 1e-12) ** 2
     kept = _PRIOR**2 / (_PRIOR**2 + of_sample)
-    variance = float(np.clip(variance, _LEAST_VARIANCE, _MOST_VARIANCE))
-    return Calibration(ratio, variance, ratio**kept, float(np.sqrt(of_sample * kept)))
+    return Calibration(ratio, float(np.clip(variance, 0.01, 5.0)), ratio**kept, float(np.sqrt(of_sample * kept)))
 
 
 def logarithms(distances: NDArray[Any], unit: float = 1.0) -> NDArray[Any]:
     """Logarithms of distances, bounded below; NaN stays. unit: a usual distance."""
-    return np.asarray(np.log(np.maximum(distances, distances.dtype.type(_LEAST * unit))))
+    # The logarithms of shorter distances would outweigh all others.
+    return np.asarray(np.log(np.maximum(distances, distances.dtype.type(1e-3 * unit))))
 
 
 @dataclass(frozen=True, eq=False)
-class RightAnswers:
+class AnswerModel:
     """The fitted model. common, rest: variances of u and e. residuals: what e is drawn from. unit: a usual distance."""
 
     constant: float
@@ -287,7 +275,7 @@ class RightAnswers:
         return np.asarray(np.exp(self.constant + self.slope * stand_in + u + rest))
 
 
-def fit_answers(pairs: Sequence[tuple[Floats, Floats]], unit: float = 1.0) -> RightAnswers:
+def fit_answers(pairs: Sequence[tuple[Floats, Floats]], unit: float = 1.0) -> AnswerModel:
     """Fit the model. pairs: of each chosen query the logarithms of its sampled answers' distances: stand-in, true."""
     number = np.array([len(x) for x, _ in pairs])
     of = np.repeat(np.arange(len(pairs)), number)
@@ -295,7 +283,7 @@ def fit_answers(pairs: Sequence[tuple[Floats, Floats]], unit: float = 1.0) -> Ri
     design = np.stack([np.ones_like(x), x], axis=1)
     common = rest = 0.5 * float(y.var()) + 1e-9
     u = np.zeros(len(pairs))
-    for _ in range(_ROUNDS):
+    for _ in range(40):
         (constant, slope), *_others = np.linalg.lstsq(design, y - u[of], rcond=None)
         off = y - constant - slope * x
         variance = 1 / (1 / common + number / rest)
@@ -305,11 +293,11 @@ def fit_answers(pairs: Sequence[tuple[Floats, Floats]], unit: float = 1.0) -> Ri
         rest = float((left @ left + (number * variance).sum()) / len(y)) + 1e-12
     spread = float(left.std())
     residuals = left * (np.sqrt(rest) / spread) if spread else left
-    return RightAnswers(float(constant), float(slope), common, rest, np.sort(residuals), unit)
+    return AnswerModel(float(constant), float(slope), common, rest, np.sort(residuals), unit)
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class DrawnAnswers:
     """K entries. after: (K,) distances after the backfill. answer: (K,) index of the right answer.
 
     rank_share: (K,) for how many answers an entry stands where it precedes others. ahead: (K,) number of answers that
@@ -331,8 +319,8 @@ class Drawn:
 
 
 def draw_entries(
-    model: RightAnswers, stand_in: Floats, true: Floats, at_random: NDArray[np.bool_], rng: np.random.Generator
-) -> Drawn:
+    model: AnswerModel, stand_in: Floats, true: Floats, at_random: NDArray[np.bool_], rng: np.random.Generator
+) -> DrawnAnswers:
     """Draw for the right answers of a query.
 
     stand_in: (P,) distances of their stand-ins. true: (P,) after the backfill, NaN if not sampled. at_random: (P,)
@@ -347,21 +335,22 @@ def draw_entries(
     stands_for = 1 + len(hidden) / number if number else 1.0
     parts = [(true[known], known, 1.0, 0.0, np.where(index[known] >= 0, stands_for, 1.0), index[known], 1.0)]
     excess = model.excess(near[random], logarithms(true[random], model.unit))
-    some = hidden if len(hidden) <= _MOST_DRAWN else np.sort(rng.choice(hidden, _MOST_DRAWN, replace=False))
+    # Distances are drawn for at most 80 unsampled answers, which stand for all.
+    some = hidden if len(hidden) <= 80 else np.sort(rng.choice(hidden, 80, replace=False))
     for _ in range(_DRAWS if len(some) else 0):
-        each = len(hidden) / len(some) / _DRAWS
+        share = len(hidden) / len(some) / _DRAWS
         nobody = np.full(len(some), -1)
         others = (len(hidden) / len(some) - 1) / 2
-        parts.append((model.draw(near[some], excess, rng), some, each, others, np.full(len(some), each), nobody, 0.0))
+        parts.append((model.draw(near[some], excess, rng), some, share, others, np.full(len(some), share), nobody, 0.0))
         if number:
             again = model.draw_without_itself(near[random], excess, rng)
             less = np.full(number, -len(hidden) / number / _DRAWS)
             parts.append((again, random, 0.0, 0.0, less, index[random], -1 / _DRAWS))
     sizes = [len(part[0]) for part in parts]
-    after, answer, share, sampled = (np.concatenate([part[i] for part in parts]) for i in (0, 1, 4, 5))
+    after, answer, shares, sampled = (np.concatenate([part[i] for part in parts]) for i in (0, 1, 4, 5))
     rank_share, ahead, sign = (np.repeat([part[i] for part in parts], sizes).astype(np.float64) for i in (2, 3, 6))
     pool = number + len(hidden)
-    return Drawn(after.astype(np.float32), answer, rank_share, ahead, share, sampled, sign, pool, random)
+    return DrawnAnswers(after.astype(np.float32), answer, rank_share, ahead, shares, sampled, sign, pool, random)
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,8 +387,8 @@ class KnownItems:
 
         Those that the backfill has done stand for others only where nothing else does.
         """
-        found = self.at_random[rows]
-        return found if found.any() else self.weight[rows] > 0
+        at_random = self.at_random[rows]
+        return at_random if at_random.any() else self.weight[rows] > 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -423,42 +412,43 @@ class Models:
     """What is fitted on the known items. checked: of each chosen query."""
 
     others: OtherItems
-    answers: RightAnswers
+    answers: AnswerModel
     calibration: Calibration
     checked: list[Checked]
 
 
 def fit_models(known: KnownItems, forms: KnownForms, truth: GroundTruth) -> Models:
     """Fit all models of a method. Cost: O(n) for each of the queries."""
-    rows_N = known.rows_of(truth.n_gallery)
-    part = _parts(known, truth, rows_N)
-    others = _fit_others(known, forms, truth, part)
+    rows_N, unit = known.rows_of(truth.n_gallery), forms.unit
+    others = _fit_others(known, forms, truth, jackknife_parts(known, truth))
     pairs, checked = [], []
-    for query, stand_in, old, after in _distances(known.queries, forms):
+    for first in range(0, len(known.queries), 16):
+        block = known.queries[first : first + 16]
+        # Distances to the known items: to their stand-ins, by the old model, and by the new one.
+        distances = (form.approximate(block) for form in (forms.stand_in, forms.old, forms.after))
+        for query, stand_in, old, after in zip(block.tolist(), *distances, strict=True):
+            rows = rows_N[truth.positives_of(query)]
+            rows = rows[rows >= 0]
+            rows = rows[known.standing(rows)]
+            near, true = (logarithms(of[rows].astype(np.float64), unit) for of in (stand_in, after))
+            pairs.append((near, true))
+            there = known.at_random & ~np.isin(known.position, left_out_of(truth, query))
+            at, answers = np.sort(after[rows]), len(truth.positives_of(query))
+            cell = others.cells.of(others.cells.predict(stand_in[there], old[there]))
+            expected = np.bincount(cell, minlength=CELLS) @ others.cumulative(at)[0]
+            observed = np.searchsorted(np.sort(after[there]), at).astype(np.float64)
+            checked.append(check(observed, expected, float(there.sum()) / truth.n_gallery, answers))
+    return Models(others, fit_answers(pairs, unit), calibrate(checked, known.group), checked)
+
+
+def jackknife_parts(known: KnownItems, truth: GroundTruth) -> IntArray:
+    """(n,) part of each known item for the jackknife; right answers of a chosen query are in the same part."""
+    rows_N = known.rows_of(truth.n_gallery)
+    part = np.random.default_rng(_SEED).permutation(len(known.position)) % PARTS
+    for query, group in zip(known.queries.tolist(), known.group.tolist(), strict=True):
         rows = rows_N[truth.positives_of(query)]
-        rows = rows[rows >= 0]
-        rows = rows[known.standing(rows)]
-        pairs.append(
-            (
-                logarithms(stand_in[rows].astype(np.float64), forms.unit),
-                logarithms(after[rows].astype(np.float64), forms.unit),
-            )
-        )
-        there = known.at_random & ~np.isin(known.position, left_out_of(truth, query))
-        at, answers = np.sort(after[rows]), len(truth.positives_of(query))
-        cell = others.cells.of(others.cells.predict(stand_in[there], old[there]))
-        expected = np.bincount(cell, minlength=CELLS) @ others.cumulative(at)[0]
-        observed = np.searchsorted(np.sort(after[there]), at).astype(np.float64)
-        checked.append(check(observed, expected, float(there.sum()) / truth.n_gallery, answers))
-    return Models(others, fit_answers(pairs, forms.unit), calibrate(checked, known.group), checked)
-
-
-def _distances(queries: IntArray, forms: KnownForms) -> Iterator[tuple[int, Floats32, Floats32, Floats32]]:
-    """Each query with its distances to the known items: to their stand-ins, by the old model, and by the new one."""
-    for first in range(0, len(queries), _BLOCK):
-        block = queries[first : first + _BLOCK]
-        found = (form.approximate(block) for form in (forms.stand_in, forms.old, forms.after))
-        yield from zip(block.tolist(), *found, strict=True)
+        part[rows[rows >= 0]] = group % PARTS
+    return part
 
 
 def left_out_of(truth: GroundTruth, query: int) -> IntArray:
@@ -471,7 +461,7 @@ def _fit_others(known: KnownItems, forms: KnownForms, truth: GroundTruth, part_n
     rows = np.flatnonzero(known.at_random)
     items, part = known.position[rows], part_n[rows]
     scored = np.flatnonzero(np.diff(truth.positive_starts) > 0)
-    number = max(1, min(len(scored), _PAIRS // len(items)))
+    number = max(1, min(len(scored), 8_000_000 // len(items)))
     queries = np.sort(np.random.default_rng(_SEED).choice(scored, number, replace=False))
     is_other = ~np.stack([np.isin(items, left_out_of(truth, query)) for query in queries.tolist()])
     if not is_other.any():
@@ -482,12 +472,3 @@ def _fit_others(known: KnownItems, forms: KnownForms, truth: GroundTruth, part_n
     pair_weight = np.broadcast_to(known.weight[rows], is_other.shape)[is_other]
     pair_part = np.broadcast_to(part, is_other.shape)[is_other]
     return fit_others(stand_in, old, true, pair_weight, pair_part, forms.unit)
-
-
-def _parts(known: KnownItems, truth: GroundTruth, rows_N: IntArray) -> IntArray:
-    """(n,) part of each known item for the jackknife; right answers of a chosen query are in the same part."""
-    part = np.random.default_rng(_SEED).permutation(len(known.position)) % PARTS
-    for query, group in zip(known.queries.tolist(), known.group.tolist(), strict=True):
-        rows = rows_N[truth.positives_of(query)]
-        part[rows[rows >= 0]] = group % PARTS
-    return part

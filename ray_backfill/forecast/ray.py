@@ -62,8 +62,8 @@ class CountingActors(CountingShards):
 
     def ask(self, question: str, *arguments: Any) -> list[Any]:
         sent = ray.put(arguments)  # once for all shards
-        found = self.shards.answers([actor.ask.remote(question, sent) for actor in self.shards.actors])
-        return [writable(each) for each in found]
+        answers = self.shards.answers([actor.ask.remote(question, sent) for actor in self.shards.actors])
+        return [writable(answer) for answer in answers]
 
 
 class ForecastActor(ShardActor):

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.outcome import Decision, json_value
 from ray_backfill.core.schema import frame, read_manifest, read_table, rows_of
 from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
+from ray_backfill.page import Difference
 from ray_backfill.page.charts import FAINT, INK, REFERENCE_STYLES, Chart, DrawnCurve, Interval, numbered_style, range_of
 from ray_backfill.page.numbers import NOTHING, count, html_table, interval, percent, percent_sign
 from ray_backfill.page.sections import PageTable, text_table
@@ -87,8 +89,15 @@ class ForecastResults:
             table.add_section()
         before = [Text(sentence, "bold") for sentence in findings(self)]
         before += [Text(sentence, "yellow") for sentence in warnings(self)]
-        after = [Text(note, style) for style, note in notes(self)]
-        show(None, table, after, 2, "report.html or summary.parquet", before)
+        notes = [Text(width(self.of(self.metrics[0], self.orders[0])))]
+        if others := self.metrics[1:]:
+            notes.append(Text(f"Other metrics, in report.html: {', '.join(others)}."))
+        if left_out := self.manifest.get("left_out"):
+            notes.append(Text(f"Left out: {', '.join(left_out)} (report.html says why)."))
+        if command := next_command(self):
+            notes.append(Text(f"to halve the interval of the first row: {command}", "bold"))
+        notes.append(Text(COLUMNS, "dim"))
+        show(None, table, notes, 2, "report.html or summary.parquet", before)
 
     def plot(self) -> "Figure":
         """Draw the curves with their 95 % intervals. Needs matplotlib."""
@@ -120,20 +129,20 @@ class ForecastResults:
 
     def of(self, metric: str, order: str) -> list[ForecastRow]:
         """The rows of a metric in an order, the highest AUC first."""
-        found = [row for row in self.rows if (row.metric, row.order) == (metric, order)]
-        return sorted(found, key=lambda row: -row.auc)
+        rows = [row for row in self.rows if (row.metric, row.order) == (metric, order)]
+        return sorted(rows, key=lambda row: -row.auc)
 
     def pairs(self, metric: str, order: str) -> list[ForecastDifference]:
         """The differences of all pairs of methods in a metric and an order, the better method of each pair first."""
         rank = {row.method: place for place, row in enumerate(self.of(metric, order))}
-        found = [
-            each if rank[each.method] < rank[each.other_method] else replace(
-                each, method=each.other_method, other_method=each.method, difference=-each.difference,
-                low=-each.high, high=-each.low,
+        pairs = [
+            pair if rank[pair.method] < rank[pair.other_method] else replace(
+                pair, method=pair.other_method, other_method=pair.method, difference=-pair.difference,
+                low=-pair.high, high=-pair.low,
             )
-            for each in self.differences if (each.metric, each.order) == (metric, order)
+            for pair in self.differences if (pair.metric, pair.order) == (metric, order)
         ]  # fmt: skip
-        return sorted(found, key=lambda each: (rank[each.method], rank[each.other_method]))
+        return sorted(pairs, key=lambda pair: (rank[pair.method], rank[pair.other_method]))
 
 
 def read_forecast(folder: Path) -> ForecastResults:
@@ -151,8 +160,8 @@ def write_forecast_report(folder: Path) -> None:
     from ray_backfill.page.drawing import panels_figure, to_png
     from ray_backfill.page.parts import write_pages
 
-    found = read_forecast(folder)
-    write_pages(folder, lambda: to_png(panels_figure(charts_of(found))), lambda: render(found))
+    forecast = read_forecast(folder)
+    write_pages(folder, lambda: to_png(panels_figure(charts_of(forecast))), lambda: render(forecast))
 
 
 def print_forecast(folder: Path) -> None:
@@ -162,151 +171,132 @@ def print_forecast(folder: Path) -> None:
 
 def cells(row: ForecastRow) -> list[str]:
     """The texts of a row, in the order of ``NAMES``."""
+    low, high = percent(row.largest_fall_low), percent(row.largest_fall_high)
+    fall = low if low == high else f"{low} to {high}" if row.largest_fall_low else f"at most {high}"
     return [
         row.title, row.order, _with(row, "auc"), _with(row, "gain", sign=True), percent(row.start), _with(row, "end"),
-        _fall(row), count(row.to_halve),
+        fall, count(row.to_halve),
     ]  # fmt: skip
 
 
 def _with(row: ForecastRow, name: str, sign: bool = False) -> str:
     """A figure of a row with half of its interval; the wider half, where it ends at 0 or 1."""
-    value, low, high = (getattr(row, each) for each in (name, f"{name}_low", f"{name}_high"))
+    value, low, high = (getattr(row, column) for column in (name, f"{name}_low", f"{name}_high"))
     shown = percent_sign if sign else percent
     return f"{shown(value)} ± {percent(max(high - value, value - low))}" if math.isfinite(value) else NOTHING
 
 
-def _fall(row: ForecastRow) -> str:
-    low, high = percent(row.largest_fall_low), percent(row.largest_fall_high)
-    if low == high:
-        return low
-    return f"{low} to {high}" if row.largest_fall_low else f"at most {high}"
-
-
-def heading(found: ForecastResults) -> str:
+def heading(forecast: ForecastResults) -> str:
     """What the forecast was made of."""
-    facts = found.manifest
+    facts = forecast.manifest
     known, items, queries = facts["known"], facts["items"], facts["queries"]
-    if found.is_exact:
+    if forecast.is_exact:
         return f"Exact, from all {items:,} new embeddings, judged by {queries:,} queries"
     judged = f"judged by {facts['chosen']:,} of {queries:,} queries"
     return f"Forecast from {known:,} of {items:,} new embeddings ({percent(known / items)} %), {judged}"
 
 
-def findings(found: ForecastResults) -> list[str]:
+def findings(forecast: ForecastResults) -> list[str]:
     """The decision, what the sample shows of the first results, the best method of each order, and old and new."""
-    metric = found.metrics[0]
-    several = len(found.orders) > 1
-    leads = {order: _lead(found, metric, order) for order in found.orders}
-    said = [(f"In the order {order}, " if several else "") + lead for order, lead in leads.items() if lead]
-    return [_verdict(found), *said, ends(found, metric), *_first_results(found)]
+    metric, several, first = forecast.metrics[0], len(forecast.orders) > 1, forecast.manifest.get("first_results")
+    of_side = {1: "is better", -1: "is worse", 0: "is not distinguishable from the old one"}
+    said = [f"{decide(forecast).value.capitalize()}: by {metric} the new model {of_side[_side(forecast, metric)]}"]
+    said += [f"by {name} it {of_side[side]}" for name, side in _against(forecast).items()]
+    sentences = [f"{', but '.join(said)}."]
+    for order in forecast.orders:
+        if lead := _lead(forecast, metric, order):
+            sentences.append(f"In the order {order}, {lead}" if several else lead)
+    sentences.append(ends(forecast, metric))
+    if first and not forecast.is_exact:  # what the metric does not see, and what the sample shows of it
+        more, low, high = first["more"]
+        sentences.append(
+            f"{metric} counts every right answer in its range alike, and does not see who comes first. Among the "
+            f"{first['items']:,} items drawn at random, {first['metric']} of {first['queries']:,} queries is "
+            f"{percent(first['old'])} % by the old model and {percent(first['new'])} % by the new one: a difference of "
+            f"{percent(more)} points (from {percent(low)} to {percent(high)}), no estimate of that in the gallery."
+        )
+    return sentences
 
 
-def _lead(found: ForecastResults, metric: str, order: str) -> str:
+def _lead(forecast: ForecastResults, metric: str, order: str) -> str:
     """A sentence: the method with the highest AUC, and over what its lead may be chance. "" if there is no other."""
-    best, *rest = found.of(metric, order)
+    best, *rest = forecast.of(metric, order)
     first = f"{best.title} has the highest {metric} on average"
-    name, ends = max(_services(found).items(), key=lambda item: item[1]["old"][metric])
+    # The old service, and with CSLS if a method has it, with what old and new have.
+    services = {"the old service": forecast.manifest}
+    if with_csls := forecast.manifest.get("with_csls"):
+        services["the old service with CSLS"] = with_csls
+    name, ends = max(services.items(), key=lambda item: item[1]["old"][metric])
     old, new = ends["old"][metric], ends["new"][metric]
     if best.auc_high < old:
-        is_better = _side(found, metric) > 0 and new[1] > old
+        is_better = _side(forecast, metric) > 0 and new[1] > old
         then = ": switch all at once at the end" if is_better else ""
         return f"{first} among the methods ({percent(best.auc)} %), but {name} has more ({percent(old)} %){then}."
-    apart = {pair.other_method for pair in found.pairs(metric, order) if pair.method == best.method and pair.low > 0}
+    apart = {pair.other_method for pair in forecast.pairs(metric, order) if pair.method == best.method and pair.low > 0}
     close = [row.title for row in rest if row.method not in apart]
     close += [f"{name} ({percent(old)} %)"] if best.auc_low <= old else []
-    if not rest and (found.is_exact or not close):
+    if not rest and (forecast.is_exact or not close):
         return ""
-    if found.is_exact:
+    if forecast.is_exact:
         return f"{first}."
     if not close:
         return f"{first}; the sample shows that it is better than every other method."
     return f"{first}; the sample does not show that it is better than {'; '.join(close)}."
 
 
-def _services(found: ForecastResults) -> dict[str, Mapping[str, Any]]:
-    """The old service, and with CSLS if a method has it, with what old and new have."""
-    with_csls = found.manifest.get("with_csls")
-    return {"the old service": found.manifest} | ({"the old service with CSLS": with_csls} if with_csls else {})
-
-
-def _verdict(found: ForecastResults) -> str:
-    """The decision, and what it rests on."""
-    of_side = {1: "is better", -1: "is worse", 0: "is not distinguishable from the old one"}
-    metric, against = found.metrics[0], _against(found)
-    said = f"{decide(found).value.capitalize()}: by {metric} the new model {of_side[_side(found, metric)]}"
-    return f"{', but '.join([said, *(f'by {name} it {of_side[side]}' for name, side in against.items())])}."
-
-
-def _against(found: ForecastResults) -> dict[str, int]:
+def _against(forecast: ForecastResults) -> dict[str, int]:
     """The sides of metrics, and of the sample's first results, that contradict the first metric about the new model."""
-    sides, own = {metric: _side(found, metric) for metric in found.metrics[1:]}, _side(found, found.metrics[0])
-    if first := found.manifest.get("first_results"):
-        sides[f"the sample's {first['metric']}"] = _sign(*first["more"][1:])
-    return {name: side for name, side in sides.items() if side not in (0, own)}
+    first_metric, *others = forecast.metrics
+    sides = {metric: _side(forecast, metric) for metric in others}
+    if first := forecast.manifest.get("first_results"):
+        sides[f"the sample's {first['metric']}"] = Difference(*first["more"]).side
+    return {name: side for name, side in sides.items() if side not in (0, _side(forecast, first_metric))}
 
 
-def _first_results(found: ForecastResults) -> list[str]:
-    """What the metric does not see, and what the sample shows of it."""
-    metric, first = found.metrics[0], found.manifest.get("first_results")
-    if found.is_exact or not first:
-        return []
-    more, low, high = first["more"]
-    return [
-        f"{metric} counts every right answer in its range alike, and does not see who comes first. Among the "
-        f"{first['items']:,} items drawn at random, {first['metric']} of {first['queries']:,} queries is "
-        f"{percent(first['old'])} % by the old model and {percent(first['new'])} % by the new one: a difference of "
-        f"{percent(more)} points (from {percent(low)} to {percent(high)}), no estimate of that in the gallery."
-    ]
-
-
-def _side(found: ForecastResults, metric: str) -> int:
+def _side(forecast: ForecastResults, metric: str) -> int:
     """1 if the new model is better, -1 if it is worse, 0 if the interval leaves that open."""
-    old, (_, low, high) = found.manifest["old"][metric], found.manifest["new"][metric]
-    return _sign(low - old, high - old)
+    old, (value, low, high) = forecast.manifest["old"][metric], forecast.manifest["new"][metric]
+    return Difference(value - old, low - old, high - old).side
 
 
-def _sign(low: float, high: float) -> int:
-    return 1 if low > 0 else -1 if high < 0 else 0
-
-
-def decide(found: ForecastResults) -> Decision:
+def decide(forecast: ForecastResults) -> Decision:
     """Whether to go ahead, by the primary metric; undecided if another one or the first results contradict it."""
-    if _against(found):
+    if _against(forecast):
         return Decision.OPEN
-    return {1: Decision.GO, 0: Decision.OPEN, -1: Decision.STOP}[_side(found, found.metrics[0])]
+    return {1: Decision.GO, 0: Decision.OPEN, -1: Decision.STOP}[_side(forecast, forecast.metrics[0])]
 
 
 def as_json(folder: Path) -> dict[str, Any]:
     """A forecast for programs, as docs/schema/forecast.json describes it; shares, 1.0 = 100 %."""
-    found = read_forecast(folder)
+    forecast = read_forecast(folder)
     document = {
         "schema": 1,
-        "decision": decide(found),
-        "basis": heading(found),
-        "findings": findings(found),
-        "warnings": warnings(found),
-        "primary_metric": found.metrics[0],
-        "known": found.manifest["known"],
-        "gallery_items": found.manifest["items"],
-        "old": found.manifest["old"],
-        "new": found.manifest["new"],
-        "with_csls": found.manifest.get("with_csls"),
-        "results": [asdict(row) for row in found.rows],
-        "left_out": found.manifest.get("left_out", {}),
-        "first_results": found.manifest.get("first_results"),
-        "next_command": next_command(found),
+        "decision": decide(forecast),
+        "basis": heading(forecast),
+        "findings": findings(forecast),
+        "warnings": warnings(forecast),
+        "primary_metric": forecast.metrics[0],
+        "known": forecast.manifest["known"],
+        "gallery_items": forecast.manifest["items"],
+        "old": forecast.manifest["old"],
+        "new": forecast.manifest["new"],
+        "with_csls": forecast.manifest.get("with_csls"),
+        "results": [asdict(row) for row in forecast.rows],
+        "left_out": forecast.manifest.get("left_out", {}),
+        "first_results": forecast.manifest.get("first_results"),
+        "next_command": next_command(forecast),
         "folder": str(folder),
     }
     return {name: json_value(value) for name, value in document.items()}
 
 
-def ends(found: ForecastResults, metric: str) -> str:
+def ends(forecast: ForecastResults, metric: str) -> str:
     """The old service and the new model in this metric."""
-    value, low, high = found.manifest["new"][metric]
-    old = found.manifest["old"][metric]
+    value, low, high = forecast.manifest["new"][metric]
+    old = forecast.manifest["old"][metric]
     limits = f" (from {percent(low)} to {percent(high)})" if high > low else ""
     said = f"{metric}: the old service has {percent(old)} %, the new model alone {percent(value)} %{limits}"
-    if with_csls := found.manifest.get("with_csls"):
+    if with_csls := forecast.manifest.get("with_csls"):
         said += f"; with CSLS, {percent(with_csls['old'][metric])} % and {percent(with_csls['new'][metric][0])} %"
     return f"{said}."
 
@@ -323,15 +313,17 @@ def width(rows: Sequence[ForecastRow]) -> str:
     )
 
 
-def warnings(found: ForecastResults) -> list[str]:
+def warnings(forecast: ForecastResults) -> list[str]:
     """What makes the forecast doubtful."""
     sentences = []
-    for method, ratio in dict.fromkeys((row.method, row.ratio) for row in found.calibration if row.is_off):
+    for method, ratio in dict.fromkeys((row.method, row.ratio) for row in forecast.calibration if row.is_off):
         sentences.append(
             f"{method}: among the items sampled at random, {ratio:.2f} times as many are closer than right answers "
             "as expected. The forecast counts as many, as far as the sample is certain of it, and intervals are wider."
         )
-    high = dict.fromkeys(row.metric for row in found.rows if row.metric.startswith("recall") and row.end > _HIGH_RECALL)
+    high = dict.fromkeys(
+        row.metric for row in forecast.rows if row.metric.startswith("recall") and row.end > _HIGH_RECALL
+    )
     sentences += [
         f"{metric} is above {percent(_HIGH_RECALL, 0)} %: few misses are sampled, and its intervals are too narrow."
         for metric in high
@@ -339,56 +331,40 @@ def warnings(found: ForecastResults) -> list[str]:
     sentences += [
         f"{metric} counts all right answers. On short texts with 100 of them, 48 % of its intervals held the end, and "
         "94 % of those of mAP@100 (docs/results/forecast.md)."
-        for metric in found.metrics if "@" not in metric and not found.is_exact
+        for metric in forecast.metrics if "@" not in metric and not forecast.is_exact
     ]  # fmt: skip
-    sentences += _below(found)
-    if found.manifest["lists"] <= FEW_LISTS and not found.is_exact:
+    # Methods that start below the old service, or end below the new model alone, in the primary metric.
+    metric, margin = forecast.metrics[0], forecast.manifest["evaluation"]["margin"]
+    old = forecast.manifest["old"][metric]
+    rows = {row.method: row for row in forecast.of(metric, forecast.orders[0])}.values()
+    if starts := [f"{row.title} ({percent(row.start)} %)" for row in rows if row.start < old - margin]:
+        sentences.append(f"Start below the old service ({percent(old)} %): {', '.join(starts)}.")
+    if worse := [
+        f"{row.title} (by {percent(-row.end_vs_new)} ± {percent(row.end_vs_new_high - row.end_vs_new)} points)"
+        for row in rows if row.end_vs_new_high < -margin
+    ]:  # fmt: skip
+        sentences.append(f"End below the new model alone, with the same merge: {', '.join(worse)}.")
+    if forecast.manifest["lists"] <= FEW_LISTS and not forecast.is_exact:
         sentences.append(
-            f"The chosen queries have only {found.manifest['lists']} different lists of right answers: intervals are "
-            "wide, and may be too narrow. Extend the sample: a larger --budget, or sample --add."
+            f"The chosen queries have only {forecast.manifest['lists']} different lists of right answers: intervals "
+            "are wide, and may be too narrow. Extend the sample: a larger --budget, or sample --add."
         )
     return sentences
 
 
-def _below(found: ForecastResults) -> list[str]:
-    """Methods that start below the old service, or end below the new model alone, in the primary metric."""
-    metric, margin = found.metrics[0], found.manifest["evaluation"]["margin"]
-    old = found.manifest["old"][metric]
-    rows = {row.method: row for row in found.of(metric, found.orders[0])}.values()
-    starts = [f"{row.title} ({percent(row.start)} %)" for row in rows if row.start < old - margin]
-    ends_ = [
-        f"{row.title} (by {percent(-row.end_vs_new)} ± {percent(row.end_vs_new_high - row.end_vs_new)} points)"
-        for row in rows if row.end_vs_new_high < -margin
-    ]  # fmt: skip
-    sentences = [f"Start below the old service ({percent(old)} %): {', '.join(starts)}."] if starts else []
-    return sentences + ([f"End below the new model alone, with the same merge: {', '.join(ends_)}."] if ends_ else [])
-
-
-def title(found: ForecastResults) -> str:
+def title(forecast: ForecastResults) -> str:
     """The title of the table."""
-    return f"{heading(found)}; {found.metrics[0]} in per cent"
+    return f"{heading(forecast)}; {forecast.metrics[0]} in per cent"
 
 
-def rows_in(found: ForecastResults, metric: str) -> list[list[str]]:
+def rows_in(forecast: ForecastResults, metric: str) -> list[list[str]]:
     """The texts of each method and order in a metric."""
-    return [cells(row) for order in found.orders for row in found.of(metric, order)]
+    return [cells(row) for order in forecast.orders for row in forecast.of(metric, order)]
 
 
-def notes(found: ForecastResults) -> list[tuple[str, str]]:
-    """(style, sentence) of what stands below the table in a terminal."""
-    said = [("", width(found.of(found.metrics[0], found.orders[0])))]
-    if others := found.metrics[1:]:
-        said.append(("", f"Other metrics, in report.html: {', '.join(others)}."))
-    if left_out := found.manifest.get("left_out"):
-        said.append(("", f"Left out: {', '.join(left_out)} (report.html says why)."))
-    if command := next_command(found):
-        said.append(("bold", f"to halve the interval of the first row: {command}"))
-    return [*said, ("dim", COLUMNS)]
-
-
-def next_command(found: ForecastResults) -> str:
+def next_command(forecast: ForecastResults) -> str:
     """The command that halves the interval of the best method, or "" if no sample does."""
-    best, command = found.of(found.metrics[0], found.orders[0])[0], found.manifest["command"]
+    best, command = forecast.of(forecast.metrics[0], forecast.orders[0])[0], forecast.manifest["command"]
     if not math.isfinite(best.to_halve) or "forecast" not in command:
         return ""
     if command.startswith("rb.forecast("):
@@ -396,35 +372,37 @@ def next_command(found: ForecastResults) -> str:
     words = shlex.split(command)
     if "--old" in words:  # of two models: a larger budget extends the sample
         at = words.index("--budget") if "--budget" in words else len(words)
-        return shlex.join([*words[:at], *words[at + 2 :], "--budget", f"{found.manifest['known'] + best.to_halve:.0f}"])
+        return shlex.join(
+            [*words[:at], *words[at + 2 :], "--budget", f"{forecast.manifest['known'] + best.to_halve:.0f}"]
+        )
     data = words[words.index("--data") + 1] if "--data" in words else words[2]
     elsewhere = ["--out", words[words.index("--sample") + 1]] if "--sample" in words else []
     return shlex.join(["ray-backfill", "sample", data, "--add", f"{best.to_halve:.0f}", *elsewhere])
 
 
-def charts_of(found: ForecastResults) -> list[Chart]:
+def charts_of(forecast: ForecastResults) -> list[Chart]:
     """A chart for each metric and order."""
-    return [_chart(found, metric, order) for metric in found.metrics for order in found.orders]
-
-
-def _chart(found: ForecastResults, metric: str, order: str) -> Chart:
-    methods = list(dict.fromkeys(row.method for row in found.rows))
-    curves = [_flat(metric, name, found.manifest) for name in (NEW, OLD)]
-    if with_csls := found.manifest.get("with_csls"):
-        curves += [_flat(metric, name, with_csls, " + csls", INK) for name in (NEW, OLD)]
-    for row in found.of(metric, order):
-        points = [p for p in found.points if (p.method, p.order, p.metric) == (row.method, order, metric)]
-        t, value, low, high = (
-            100 * np.array([getattr(point, name) for point in points]) for name in ("t", "value", "low", "high")
-        )
-        style = numbered_style(methods.index(row.method))
-        curves.append(DrawnCurve(row.method, row.title, _with(row, "auc"), style, t, value, Interval(t, low, high)))
-    several = f", {order} order" if len(found.orders) > 1 else ""
-    choices = [each for each, all_ in ((metric, found.metrics), (order, found.orders)) if len(all_) > 1]
-    return Chart(
-        f"Forecast of {metric} during the backfill{several}", f"{metric} (%)", "average", tuple(curves), tuple(choices),
-        y_range=range_of(curves),
-    )  # fmt: skip
+    methods, charts = list(dict.fromkeys(row.method for row in forecast.rows)), []
+    for metric, order in product(forecast.metrics, forecast.orders):
+        curves = [_flat(metric, name, forecast.manifest) for name in (NEW, OLD)]
+        if with_csls := forecast.manifest.get("with_csls"):
+            curves += [_flat(metric, name, with_csls, " + csls", INK) for name in (NEW, OLD)]
+        for row in forecast.of(metric, order):
+            points = [p for p in forecast.points if (p.method, p.order, p.metric) == (row.method, order, metric)]
+            t, value, low, high = (
+                100 * np.array([getattr(point, name) for point in points]) for name in ("t", "value", "low", "high")
+            )
+            style, band = numbered_style(methods.index(row.method)), Interval(t, low, high)
+            curves.append(DrawnCurve(row.method, row.title, _with(row, "auc"), style, t, value, band))
+        several = f", {order} order" if len(forecast.orders) > 1 else ""
+        choices = [name for name, names in ((metric, forecast.metrics), (order, forecast.orders)) if len(names) > 1]
+        charts.append(
+            Chart(
+                f"Forecast of {metric} during the backfill{several}", f"{metric} (%)", "average", tuple(curves),
+                tuple(choices), y_range=range_of(curves),
+            )
+        )  # fmt: skip
+    return charts
 
 
 def _flat(metric: str, name: str, own: Mapping[str, Any], suffix: str = "", colour: str = FAINT) -> DrawnCurve:
@@ -433,59 +411,56 @@ def _flat(metric: str, name: str, own: Mapping[str, Any], suffix: str = "", colo
         ("new model alone", own["new"][metric]) if name == NEW else ("old service", [own["old"][metric]] * 3)
     )
     ends, style = np.array([0.0, 100.0]), replace(REFERENCE_STYLES[name], colour=colour)
-    value, low, high = (np.full(2, 100 * each) for each in limits)
+    value, low, high = (np.full(2, 100 * share) for share in limits)
     band = Interval(ends, low, high) if name == NEW else None
     return DrawnCurve(name + suffix, title + suffix, percent(limits[0]), style, ends, value, band)
 
 
-def render(found: ForecastResults) -> str:
+def render(forecast: ForecastResults) -> str:
     """The HTML page."""
     from ray_backfill.page.parts import bind, flatten, page_charts, page_environment
 
-    facts = found.manifest
+    facts, titles = forecast.manifest, {row.method: row.title for row in forecast.rows}
+    differences = []
+    for metric, order in product(forecast.metrics, forecast.orders):
+        rows = [
+            [
+                titles[d.method], titles[d.other_method], percent(d.difference), interval(d.low, d.high),
+                "yes" if d.low > 0 or d.high < 0 else "no",
+            ]
+            for d in forecast.pairs(metric, order)
+        ]  # fmt: skip
+        if rows:
+            heads = ("method", "other", "points", "95 % interval", "excludes 0")
+            table = text_table(f"differences of methods in {metric}, order {order}", heads, rows)
+            differences.append((metric + f", order {order}" * (len(forecast.orders) > 1), table))
     return page_environment(Path(__file__).parent).get_template("forecast.html.jinja").render(
-        heading=bind(heading(found)),
-        warnings=[bind(sentence) for sentence in warnings(found)],
-        answers=[bind(sentence) for sentence in findings(found)],
-        ends=[bind(ends(found, metric)) for metric in found.metrics[1:]],
-        curves=page_charts(charts_of(found), "curves"),
+        heading=bind(heading(forecast)),
+        warnings=[bind(sentence) for sentence in warnings(forecast)],
+        answers=[bind(sentence) for sentence in findings(forecast)],
+        ends=[bind(ends(forecast, metric)) for metric in forecast.metrics[1:]],
+        curves=page_charts(charts_of(forecast), "curves"),
         columns=bind(COLUMNS),
         numbers=[
-            (metric, text_table(f"forecast of {metric}", NAMES, rows_in(found, metric), "cards"))
-            for metric in found.metrics
+            (metric, text_table(f"forecast of {metric}", NAMES, rows_in(forecast, metric), "cards"))
+            for metric in forecast.metrics
         ],
-        widths=[bind(f"{metric}: {width(found.of(metric, found.orders[0]))}") for metric in found.metrics],
-        differences=[
-            (metric + f", order {order}" * (len(found.orders) > 1), _differences(found, metric, order))
-            for metric in found.metrics for order in found.orders if found.pairs(metric, order)
-        ],
-        calibration=_calibration(found),
+        widths=[bind(f"{metric}: {width(forecast.of(metric, forecast.orders[0]))}") for metric in forecast.metrics],
+        differences=differences,
+        calibration=_calibration(forecast),
         left_out=list(facts.get("left_out", {}).items()),
         notes=[bind(note) for note in facts.get("notes", [])],
-        glossary=of_metrics(found.metrics),
+        glossary=of_metrics(forecast.metrics),
         command=facts["command"],
         settings=[*flatten(facts["evaluation"])],
     )  # fmt: skip
 
 
-def _differences(found: ForecastResults, metric: str, order: str) -> PageTable:
-    titles = {row.method: row.title for row in found.rows}
-    rows = [
-        [
-            titles[d.method], titles[d.other_method], percent(d.difference), interval(d.low, d.high),
-            "yes" if d.low > 0 or d.high < 0 else "no",
-        ]
-        for d in found.pairs(metric, order)
-    ]  # fmt: skip
-    heads = ("method", "other", "points", "95 % interval", "excludes 0")
-    return text_table(f"differences of methods in {metric}, order {order}", heads, rows)
-
-
-def _calibration(found: ForecastResults) -> PageTable:
+def _calibration(forecast: ForecastResults) -> PageTable:
     """One line for each range; methods whose backfilled items are served alike share their lines."""
-    titles = {row.method: row.title for row in found.rows}
+    titles = {row.method: row.title for row in forecast.rows}
     methods: dict[tuple[str, ...], list[str]] = {}
-    for row in found.calibration:
+    for row in forecast.calibration:
         ends = f"{row.expected_from:g} to {row.expected_to:g}".replace(" to inf", " or more")
         line = (ends, f"{row.answers:,}", f"{row.expected:.2f}", f"{row.observed:.2f}")
         methods.setdefault(line, []).append(titles[row.method])

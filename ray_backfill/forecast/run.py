@@ -1,7 +1,6 @@
 """Forecasts a folder: from a sample's new embeddings to a folder of tables."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from itertools import combinations, pairwise
 from math import inf
@@ -47,10 +46,6 @@ from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
 
 FORMAT = 1
-# Files that are written besides the tables.
-_OTHERS = ("manifest.json", "curves.png", "report.html")
-# Limits of expected counts in the table of calibration.
-_RANGES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, float("inf"))
 
 
 def forecast_models(
@@ -66,13 +61,14 @@ def forecast_models(
     """
     settings.check()
     data, file, stored = sample_models(specs, sources, items, budget, context)
-    ids, found = np.asarray(read_checked(file, ["id"])["id"].to_pylist()), []
+    ids, embedded = np.asarray(read_checked(file, ["id"])["id"].to_pylist()), []
     for number in range(1, int(stored.round_n.max()) + 1):
-        own = ids[stored.round_n == number].tolist()
-        some = write_some(context.out / "sampled_items" / f"round-{number}", context.out / "items", own, True)
+        of_round = ids[stored.round_n == number].tolist()
+        some = write_some(context.out / "sampled_items" / f"round-{number}", context.out / "items", of_round, True)
         request = EncodeRequest(some, sources.modality, {"new": specs["new"]})
-        found.append(embed_items(context.out / "sampled" / f"round-{number}", request, context.actors, True))
-    return forecast_folder(data, file, [str(each / "gallery.parquet") for each in found], settings, fits, context)
+        folder = embed_items(context.out / "sampled" / f"round-{number}", request, context.actors, True)
+        embedded.append(str(folder / "gallery.parquet"))
+    return forecast_folder(data, file, embedded, settings, fits, context)
 
 
 def sample_models(
@@ -148,19 +144,26 @@ def forecast_folder(
         folder = with_pilot(folder, given, of_fits.out)
     comparison = resolve(with_stand_ins(folder, given), settings.judged_as(stored.settings), fits)
     if not any(can_be_forecast(method) and not method.is_reference for method in comparison.methods):
-        why = "; ".join(f"{each.name}: {each.reason}" for each in comparison.left_out) or "old and new are references"
+        why = "; ".join(f"{gone.name}: {gone.reason}" for gone in comparison.left_out) or "old and new are references"
         raise InputError(f"none of the methods can be forecast ({why}); choose others with --methods")
     # {new, new} is the only reference of a forecast.
     comparison = comparison.only([method for method in comparison.methods if method.name != HEAD_ALONE])
     comparison, _ = fit_maps(comparison, fits, of_fits)
-    with _gallery_of(comparison, given, context) as gallery:
-        found = forecast_methods(comparison, given, gallery)
-    tables = _tables(comparison, given, found)
+    size = sum(vectors.nbytes for vectors in comparison.folder.gallery.vectors.values())
+    if shards := context.place.shards_for(size):
+        from ray_backfill.forecast.ray import gallery_in_shards
+
+        with gallery_in_shards(comparison, given, shards) as gallery:
+            forecasts = forecast_methods(comparison, given, gallery)
+    else:
+        forecasts = forecast_methods(comparison, given, gallery_here(comparison))
+    tables = _tables(comparison, given, forecasts)
     judged = {"truth": stored.settings.truth, "distance": stored.settings.distance}
     evaluation = asdict(settings) | {"metrics": comparison.evaluation.metrics} | judged
     facts = {"stage": "forecast", "format": FORMAT, "version": __version__, "command": context.command}
-    facts |= {"evaluation": evaluation} | _facts(comparison, given, found)
-    with replaced_whole(out, (*(f"{name}.parquet" for name in TABLES), *_OTHERS)) as half:
+    facts |= {"evaluation": evaluation} | _facts(comparison, given, forecasts)
+    others = ("manifest.json", "curves.png", "report.html")
+    with replaced_whole(out, (*(f"{name}.parquet" for name in TABLES), *others)) as half:
         for name, table in tables.items():
             write_table(half / f"{name}.parquet", table)
         write_json(half / "manifest.json", facts)
@@ -180,22 +183,12 @@ def forecast_methods(comparison: Comparison, given: NewEmbeddings, gallery: Gall
         }
 
 
-def _gallery_of(comparison: Comparison, given: NewEmbeddings, context: Context) -> AbstractContextManager[Gallery]:
-    """The gallery in this process, or in shards, for which Ray is started."""
-    size = sum(vectors.nbytes for vectors in comparison.folder.gallery.vectors.values())
-    shards = context.place.shards_for(size)
-    if not shards:
-        return nullcontext(gallery_here(comparison))
-    from ray_backfill.forecast.ray import gallery_in_shards
-
-    return gallery_in_shards(comparison, given, shards)
-
-
 def _tables(
-    comparison: Comparison, given: NewEmbeddings, found: Mapping[Merged, Forecast]
+    comparison: Comparison, given: NewEmbeddings, forecasts: Mapping[Merged, Forecast]
 ) -> Mapping[str, pd.DataFrame]:
     t = np.linspace(0, 1, comparison.evaluation.points)
-    new, rest = _of_new(found), {merged: forecast for merged, forecast in found.items() if merged.method.name != NEW}
+    new = _of_new(forecasts)
+    rest = {merged: forecast for merged, forecast in forecasts.items() if merged.method.name != NEW}
     curves = [
         (merged, order, metric, units)
         for merged, forecast in rest.items()
@@ -209,19 +202,26 @@ def _tables(
     ]
     sizes = (given.sampled, len(comparison.folder.gallery))
     rows = [_row(own, order, metric, units, new[False][metric], t, *sizes) for own, order, metric, units in curves]
+    differences = [
+        ForecastDifference(
+            one.method.name, other.method.name, order, metric, *numbers.area(units.plus(others, -1.0), t).limits
+        )
+        for (one, order, metric, units), (other, *of_other, others) in combinations(curves, 2)
+        if [order, metric] == of_other
+    ]
     checked = [row for merged, forecast in rest.items() for row in _calibration(merged.method, forecast)]
     return {
         "curves": frame(ForecastPoint, points),
         "summary": frame(ForecastRow, rows),
-        "differences": frame(ForecastDifference, _differences(curves, t)),
+        "differences": frame(ForecastDifference, differences),
         "calibration": frame(CalibrationRow, checked),
     }
 
 
-def _of_new(found: Mapping[Merged, Forecast]) -> Mapping[bool, Mapping[str, Units]]:
+def _of_new(forecasts: Mapping[Merged, Forecast]) -> Mapping[bool, Mapping[str, Units]]:
     """With CSLS or not -> metric -> the curve of {new, new}, of which the ends have a meaning."""
-    own = [(merged, forecast) for merged, forecast in found.items() if merged.method.name == NEW]
-    return {merged.has_csls: next(iter(forecast.units.values())) for merged, forecast in own}
+    of_new = [(merged, forecast) for merged, forecast in forecasts.items() if merged.method.name == NEW]
+    return {merged.has_csls: next(iter(forecast.units.values())) for merged, forecast in of_new}
 
 
 def _ends(new: Mapping[str, Units]) -> dict[str, object]:
@@ -232,11 +232,11 @@ def _ends(new: Mapping[str, Units]) -> dict[str, object]:
     }
 
 
-def _facts(comparison: Comparison, given: NewEmbeddings, found: Mapping[Merged, Forecast]) -> dict[str, object]:
+def _facts(comparison: Comparison, given: NewEmbeddings, forecasts: Mapping[Merged, Forecast]) -> dict[str, object]:
     """What the manifest says about the data, and about what was left out."""
-    known, new = given.known, _of_new(found)
-    gone = {each.name: each.reason for each in comparison.left_out}
-    methods = {merged.method for merged in found}
+    known, new = given.known, _of_new(forecasts)
+    gone = {missing.name: missing.reason for missing in comparison.left_out}
+    methods = {merged.method for merged in forecasts}
     gone |= {m.name: "it has no forecast" for m in comparison.methods if m not in methods and not m.is_reference}
     return _ends(new[False]) | {
         "items": len(comparison.folder.gallery), "known": len(known.position), "queries": comparison.truth.n_queries,
@@ -262,25 +262,15 @@ def _row(
     )  # fmt: skip
 
 
-def _differences(curves: Sequence[tuple[Merged, str, str, Units]], t: NDArray[np.float64]) -> list[ForecastDifference]:
-    return [
-        ForecastDifference(
-            one.method.name, other.method.name, order, metric, *numbers.area(units.plus(others, -1.0), t).limits
-        )
-        for (one, order, metric, units), (other, *of_other, others) in combinations(curves, 2)
-        if [order, metric] == of_other
-    ]
-
-
-def _calibration(method: Method, found: Forecast) -> list[CalibrationRow]:
+def _calibration(method: Method, forecast: Forecast) -> list[CalibrationRow]:
     observed, expected = (
-        np.concatenate([np.empty(0), *(getattr(each, name) for each in found.checked)])
+        np.concatenate([np.empty(0), *(getattr(query, name) for query in forecast.checked)])
         for name in ("observed", "expected")
     )
     rows = []
-    for low, high in pairwise(_RANGES):
+    for low, high in pairwise((0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, inf)):
         inside = (expected >= low) & (expected < high)
         if inside.any():
             means = float(expected[inside].mean()), float(observed[inside].mean())
-            rows.append(CalibrationRow(method.name, low, high, int(inside.sum()), *means, found.calibration.ratio))
+            rows.append(CalibrationRow(method.name, low, high, int(inside.sum()), *means, forecast.calibration.ratio))
     return rows

@@ -39,8 +39,6 @@ _PILOT_SHARE, _ANSWER_SHARE = 0.2, 0.6
 PER_QUERY = 3
 # Groups of queries that are chosen, at least: with fewer, the error of choosing them cannot be estimated.
 _FEWEST_GROUPS = 10
-# Nearest stand-ins of a query that count as close, and queries whose distances are computed at a time.
-_NEAREST, _BLOCK = 200, 16
 # Streams of random numbers.
 _PILOT_STREAM, _GROUP_STREAM, _ANSWER_STREAM = range(3)
 
@@ -81,12 +79,12 @@ class Sample:
 
 def groups_of(truth: GroundTruth) -> list[IntArray]:
     """Queries with right answers, in groups that have the same ones."""
-    found: dict[bytes, list[int]] = {}
+    groups: dict[bytes, list[int]] = {}
     for query in range(truth.n_queries):
         answers = truth.positives_of(query)
         if len(answers):
-            found.setdefault(answers.tobytes(), []).append(query)
-    return [np.array(queries) for queries in found.values()]
+            groups.setdefault(answers.tobytes(), []).append(query)
+    return [np.array(queries) for queries in groups.values()]
 
 
 def draw_sample(
@@ -141,25 +139,21 @@ def _draw_answers(
         g: np.random.default_rng([seed, _ANSWER_STREAM, g]).permutation(truth.positives_of(int(groups[g][0])))
         for g in order.tolist()
     }
-    most = max((len(answers) for answers in shuffled.values()), default=0)
+    most = max(map(len, shuffled.values()), default=0)
     taken_N, first, number, per_query, spent = taken_N.copy(), 0, 0, PER_QUERY, 0
-    found: list[IntArray] = []
+    answers = [np.empty(0, np.int64)]
     while first < most:
         for place, g in enumerate(order.tolist()):
             fresh = shuffled[g][first:per_query]
             fresh = fresh[~taken_N[fresh]]
             if spent + len(fresh) > budget:
-                return _joined(found), first + place / len(groups) if first else PER_QUERY, number
+                return np.concatenate(answers), first + place / len(groups) if first else PER_QUERY, number
             taken_N[fresh] = True
             spent += len(fresh)
-            found.append(fresh)
+            answers.append(fresh)
             number = max(number, place + 1)
         first, per_query = per_query, per_query + 1
-    return _joined(found), most, number
-
-
-def _joined(parts: list[IntArray]) -> IntArray:
-    return np.concatenate([*parts, np.empty(0, np.int64)])
+    return np.concatenate(answers), most, number
 
 
 def _probabilities(
@@ -181,9 +175,9 @@ def closest_stand_ins(form: ProductForm, truth: GroundTruth) -> FindClose:
 
     def find(queries: IntArray, taken_N: NDArray[np.bool_]) -> IntArray:
         score_N = np.zeros(len(taken_N))
-        nearest = min(_NEAREST, len(taken_N))
-        for first in range(0, len(queries), _BLOCK):
-            block = queries[first : first + _BLOCK]
+        nearest = min(200, len(taken_N))  # stand-ins of a query that count as close
+        for first in range(0, len(queries), 16):
+            block = queries[first : first + 16]
             for query, distance in zip(block.tolist(), form.approximate(block), strict=True):
                 distance[truth.positives_of(query)] = np.inf
                 distance[truth.ignored_of(query)] = np.inf
@@ -250,7 +244,13 @@ def take_sample(data: Path, out: Path, budget: int, settings: SampleSettings, ad
         InputError: The folder lacks something, the budget does not fit, or ``out`` already holds a sample.
     """
     folder = read_before_backfill(data)
-    settings = _checked(settings)
+    if settings.distance == "inner_product":
+        raise InputError("inner products cannot be forecast; use --distance cosine or l2")
+    if settings.seed < 0:
+        raise InputError(f"--seed must not be negative, got {settings.seed}")
+    if settings.truth and settings.truth[0] == "qrels":
+        absolute = (str(Path(file).absolute()) for file in settings.truth[1:])
+        settings = replace(settings, truth=("qrels", *absolute))
     earlier = read_sample(out, folder) if add else None
     if earlier is not None:
         if settings not in (SampleSettings(), earlier.settings):
@@ -265,20 +265,21 @@ def take_sample(data: Path, out: Path, budget: int, settings: SampleSettings, ad
         form = ProductForm.of(RetrievalSystem(folder.queries.new, stand_ins), settings.distance)
         kept = None if earlier is None else earlier.sample.position
         sample = draw_sample(truth, budget, closest_stand_ins(form, truth), settings.seed, kept)
-    stored = StoredSample(sample, settings, _rounds(sample, earlier))
-    _write(out, folder, stored, sample_key(folder, truth, settings))
-    return stored
-
-
-def _checked(settings: SampleSettings) -> SampleSettings:
-    """The settings with absolute paths. Raises InputError for those that no forecast has."""
-    if settings.distance == "inner_product":
-        raise InputError("inner products cannot be forecast; use --distance cosine or l2")
-    if settings.seed < 0:
-        raise InputError(f"--seed must not be negative, got {settings.seed}")
-    kind, *files = settings.truth or ("",)
-    absolute = (kind, *(str(Path(file).absolute()) for file in files))
-    return replace(settings, truth=absolute) if kind == "qrels" else settings
+    round_n = np.ones(len(sample), np.int64)
+    if earlier is not None:
+        round_N = np.full(len(folder.gallery), earlier.round_n.max() + 1)
+        round_N[earlier.sample.position] = earlier.round_n
+        round_n = round_N[sample.position]
+    ids = folder.gallery.id[sample.position]
+    rows = [
+        SampledItem(str(item), REASONS[reason], float(chance), int(number))
+        for item, reason, chance, number in zip(ids, sample.reason, sample.probability, round_n, strict=True)
+    ]
+    table = arrow_table(SampledItem, rows).set_column(0, "id", pa.array(ids))
+    drawn = {"queries": sample.queries.tolist(), "group": sample.group.tolist(), "groups": sample.n_groups}
+    facts = drawn | asdict(settings) | {"key": sample_key(folder, truth, settings).recorded()}
+    write_parquet(out, table.replace_schema_metadata({_FACTS: json.dumps(cleaned(facts)).encode()}))
+    return StoredSample(sample, settings, round_n)
 
 
 def sample_key(folder: EmbeddingFolder, truth: GroundTruth, settings: SampleSettings) -> RunKey:
@@ -287,29 +288,6 @@ def sample_key(folder: EmbeddingFolder, truth: GroundTruth, settings: SampleSett
     gallery = folder.fingerprint(("old",), ("gallery",))
     made_from = {"gallery": gallery, **of_split, "right_answers": truth.fingerprint}
     return RunKey("sample", asdict(settings), made_from, FORMAT)
-
-
-def _rounds(sample: Sample, earlier: StoredSample | None) -> IntArray:
-    if earlier is None:
-        return np.ones(len(sample), np.int64)
-    of = np.zeros(int(max(sample.position.max(), earlier.sample.position.max())) + 1, np.int64)
-    of[earlier.sample.position] = earlier.round_n
-    found = of[sample.position]
-    return np.where(found == 0, earlier.round_n.max() + 1, found)
-
-
-def _write(out: Path, folder: EmbeddingFolder, stored: StoredSample, key: RunKey) -> None:
-    sample = stored.sample
-    rows = [
-        SampledItem(str(item), REASONS[reason], float(chance), int(number))
-        for item, reason, chance, number in zip(
-            folder.gallery.id[sample.position], sample.reason, sample.probability, stored.round_n, strict=True
-        )
-    ]
-    table = arrow_table(SampledItem, rows).set_column(0, "id", pa.array(folder.gallery.id[sample.position]))
-    drawn = {"queries": sample.queries.tolist(), "group": sample.group.tolist(), "groups": sample.n_groups}
-    facts = drawn | asdict(stored.settings) | {"key": key.recorded()}
-    write_parquet(out, table.replace_schema_metadata({_FACTS: json.dumps(cleaned(facts)).encode()}))
 
 
 def read_sample(path: Path, folder: EmbeddingFolder) -> StoredSample:
@@ -344,16 +322,14 @@ def positions_of(ids: Any, wanted: Any) -> IntArray:
     """(n,) positions of some ids in (N,) ids, -1 for those that are not there."""
     order = np.argsort(ids, kind="stable")
     place = np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)
-    found = order[place]
-    return np.where(ids[found] == wanted, found, -1)
+    position = order[place]
+    return np.where(ids[position] == wanted, position, -1)
 
 
 def counts_in_words(stored: StoredSample) -> str:
     """How many items of which kind, and for how many queries."""
     sample = stored.sample
-    counts = np.bincount(sample.reason, minlength=len(REASONS)).tolist()
-    kinds = ", ".join(
-        f"{count:,} {name}" for count, name in zip(counts, ("pilot", "right answers", "close"), strict=True)
-    )
-    lists = f"{stored.lists:,} different lists of right answers" if stored.lists < len(sample.queries) else ""
-    return f"{len(sample):,} items ({kinds}) for {len(sample.queries):,} queries" + (f" with {lists}" if lists else "")
+    pilot, answers, close = np.bincount(sample.reason, minlength=len(REASONS)).tolist()
+    kinds = f"{pilot:,} pilot, {answers:,} right answers, {close:,} close"
+    lists = f" with {stored.lists:,} different lists of right answers" * (stored.lists < len(sample.queries))
+    return f"{len(sample):,} items ({kinds}) for {len(sample.queries):,} queries{lists}"

@@ -59,8 +59,8 @@ class ForecastSettings:
         Raises:
             InputError: A name is unknown, a setting is impossible, or something cannot be forecast.
         """
-        own = {name: value for name, value in vars(self).items() if name != "merge"}
-        named = Evaluation(**own, merges=(self.merge,)).named.with_recommended(_METRICS)
+        settings = {name: value for name, value in vars(self).items() if name != "merge"}
+        named = Evaluation(**settings, merges=(self.merge,)).named.with_recommended(_METRICS)
         if all_merges()[self.merge].is_by_rank:
             raise InputError(f"the {self.merge} merge compares ranks, which cannot be forecast; use another merge")
         for metric in named.evaluation.metrics:

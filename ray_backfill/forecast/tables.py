@@ -102,10 +102,6 @@ class ForecastDifference:
     high: float
 
 
-# Ratios of observed to expected numbers that may be chance; others are warned of.
-LEAST_RATIO, MOST_RATIO = 0.8, 1.25
-
-
 @dataclass(frozen=True)
 class CalibrationRow:
     """Whether the model of other items predicts how many are closer; one row for each method and range."""
@@ -121,7 +117,7 @@ class CalibrationRow:
     @property
     def is_off(self) -> bool:
         """Whether the ratio is beyond what may be chance."""
-        return not LEAST_RATIO <= self.ratio <= MOST_RATIO
+        return not 0.8 <= self.ratio <= 1.25
 
 
 TABLES = {

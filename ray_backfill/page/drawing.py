@@ -19,7 +19,6 @@ from matplotlib.figure import Figure as Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.markers import MarkerStyle
-from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Affine2D
 
 from ray_backfill.core.printable import printable
@@ -39,6 +38,7 @@ from ray_backfill.page.charts import (
     Style,
     numbered_style,
 )
+from ray_backfill.page.numbers import shorten
 
 DPI = 150
 SHOWN_PX = 900  # width of a figure in a notebook
@@ -84,37 +84,23 @@ def draw(plot: Axes, chart: Chart, curves: Sequence[DrawnCurve]) -> None:
         plot.axvline(rule.x, color=style.colour, linewidth=style.width, linestyle=style.dashes, zorder=style.layer)
     if chart.is_log:
         plot.set_yscale("log")
-    plot.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
-    if chart.bars:
-        _draw_bars(plot, chart, curves)
+    # Labels of a few characters, as there is little room for them: "0.5", "40", "1.2k".
+    plot.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:.4g}k" if abs(value) >= 1000 else f"{value:.4g}")
+    if chart.bars:  # the curves on top of each other, a bar for each place
+        bottom, every = np.zeros(len(chart.bars)), -(-len(chart.bars) // 12)
+        for curve in curves:
+            for bar in plot.bar(curve.x, curve.y, 0.8, bottom=bottom, color=curve.style.colour):
+                bar.set_gid(f"line-{curve.key}")
+            bottom = bottom + curve.y
+        plot.set_xticks(range(0, len(chart.bars), every), chart.bars[::every])
     else:
-        _draw_lines(plot, curves)
+        for curve in curves:
+            off = "" if curve.is_shown else " off"
+            if curve.interval is not None:
+                plot_band(plot, *curve.interval, curve.style).set_gid(f"band{off}-{curve.key}")
+            plot_line(plot, curve.x, curve.y, curve.style, is_step=curve.is_step).set_gid(f"line{off}-{curve.key}")
     plot.set_xlim(chart.x_range)
     plot.set_ylim(chart.y_range)
-
-
-def _tick(value: float) -> str:
-    """A label of a few characters, as there is little room for it: "0.5", "40", "1.2k"."""
-    return f"{value / 1000:.4g}k" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _draw_lines(plot: Axes, curves: Sequence[DrawnCurve]) -> None:
-    for curve in curves:
-        off = "" if curve.is_shown else " off"
-        if curve.interval is not None:
-            plot_band(plot, *curve.interval, curve.style).set_gid(f"band{off}-{curve.key}")
-        plot_line(plot, curve.x, curve.y, curve.style, is_step=curve.is_step).set_gid(f"line{off}-{curve.key}")
-
-
-def _draw_bars(plot: Axes, chart: Chart, curves: Sequence[DrawnCurve], most_labels: int = 12) -> None:
-    """The curves on top of each other, a bar for each place."""
-    bottom = np.zeros(len(chart.bars))
-    for curve in curves:
-        for bar in plot.bar(curve.x, curve.y, 0.8, bottom=bottom, color=curve.style.colour):
-            bar.set_gid(f"line-{curve.key}")
-        bottom = bottom + curve.y
-    every = -(-len(chart.bars) // most_labels)
-    plot.set_xticks(range(0, len(chart.bars), every), chart.bars[::every])
 
 
 def dress(plot: Axes, title: str, unit: str) -> None:
@@ -150,7 +136,7 @@ def plot_band(plot: Axes, x: Floats, low: Floats, high: Floats, style: Style) ->
     return plot.fill(edge_x, edge_y, color=style.colour, alpha=0.11, linewidth=0, zorder=style.layer - 1)[0]
 
 
-class Band(NamedTuple):
+class LabelledCurve(NamedTuple):
     """One curve to draw; (T,) shares each. low, high: its 95 % interval."""
 
     name: str
@@ -160,15 +146,15 @@ class Band(NamedTuple):
     high: Floats
 
 
-def plot_bands(bands: Sequence[Band], title: str, unit: str, ax: Axes | None = None) -> Figure:
+def plot_bands(curves: Sequence[LabelledCurve], title: str, unit: str, ax: Axes | None = None) -> Figure:
     """Draw curves with their intervals and a legend: onto ``ax``, behind what it has, or on a new figure."""
     plot = blank_figure(3.6).add_subplot() if ax is None else ax
     there = plot.get_legend_handles_labels()[1]
     dress(plot, title, unit)
-    for index, band in enumerate(bands, len(there)):
-        t, style = 100 * band.t, numbered_style(index)
-        plot_band(plot, t, 100 * band.low, 100 * band.high, style)
-        plot_line(plot, t, 100 * band.value, style, printable(band.name))
+    for index, (name, t, value, low, high) in enumerate(curves, len(there)):
+        style = numbered_style(index)
+        plot_band(plot, 100 * t, 100 * low, 100 * high, style)
+        plot_line(plot, 100 * t, 100 * value, style, printable(name))
     for text in plot.legend(frameon=False, fontsize=9).get_texts():
         text.set_parse_math(False)
     figure = plot.figure
@@ -195,11 +181,6 @@ def legend(
         text: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK, "fontweight": weight, "parse_math": False}
         side.text(0.16, y, shorten(name, longest - max(0, len(number) - NUMBER)), **text)
         side.text(1, y, number, ha="right", **text)
-
-
-def shorten(name: str, length: int) -> str:
-    """The name, shortened to at most ``length`` characters."""
-    return name if len(name) <= length else name[: length - 1] + "\u2026"
 
 
 def panels_figure(shown: Sequence[Chart]) -> Figure:
@@ -232,39 +213,27 @@ _VARIABLES = {name.lower(): f"var(--c{i})" for i, name in enumerate(COLOURS)}
 _VARIABLES |= {INK.lower(): "var(--ink)", FAINT.lower(): "var(--faint)", GRID.lower(): "var(--line)"}
 _VARIABLES |= {"#ffffff": "var(--paper)", SHADE: "var(--wash)", MARK: "var(--line)"}
 _VARIABLES |= {MID: "var(--mid)", RED: "var(--no)"}
-_DASHES = {"--": "6 3", "-.": "7 2 1.5 2", ":": "1.5 2.5"}
 
 
 def chart_svg(chart: Chart, name: str, label: str) -> str:
-    """A chart with all its curves, the hidden ones too. name: unique in the page. label: text for screen readers."""
+    """A chart with all its curves, the hidden ones too. name: unique in the page. label: text for screen readers.
+
+    A group with the id ``line-rm`` gets the class ``line`` and the key ``rm``.
+    """
     height = chart.height
     figure = Figure(figsize=(WIDTH / PER_INCH, height / PER_INCH), dpi=PER_INCH)
     plot = figure.add_axes((LEFT / WIDTH, BELOW / height, (RIGHT - LEFT) / WIDTH, (height - TOP - BELOW) / height))
     draw(plot, chart, chart.curves)
-    _dress(plot, chart)
-    return _to_svg(figure, name, label)
-
-
-def box_of(chart: Chart) -> tuple[float, float, float, float]:
-    """The left, right, upper and lower edge of the chart's panel, in units."""
-    return LEFT, RIGHT, TOP, chart.height - BELOW
-
-
-def _dress(plot: Axes, chart: Chart) -> None:
-    """Axes of a panel whose title and unit stand in the page."""
+    # Title and unit stand in the page.
     plot.set_xlabel(chart.x_unit, color=FAINT, fontsize=13, labelpad=14)
     plot.grid(True, axis="y", color=GRID, linewidth=1)
     plot.set_axisbelow(True)
     plot.tick_params(colors=FAINT, labelsize=13, length=4, pad=7)
     if not chart.is_log:
-        plot.locator_params(axis="y", nbins=6 if chart.height > 300 else 4)
+        plot.locator_params(axis="y", nbins=6 if height > 300 else 4)
     for side in ("top", "right", "left"):
         plot.spines[side].set_visible(False)
     plot.spines["bottom"].set_color(FAINT)
-
-
-def _to_svg(figure: Figure, name: str, label: str) -> str:
-    """An element ``svg`` for a page. A group with the id ``line-rm`` gets the class ``line`` and the key ``rm``."""
     FigureCanvasSVG(figure)
     buffer = io.BytesIO()
     # Text stays text, so that the page's fonts and sizes apply; ids are unique by the name.
@@ -274,13 +243,19 @@ def _to_svg(figure: Figure, name: str, label: str) -> str:
     _clean(root)
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
     svg = ElementTree.tostring(root, encoding="unicode")
-    return re.sub(r"#[0-9a-f]{6}\b", lambda found: _VARIABLES.get(found[0], found[0]), svg)
+    return re.sub(r"#[0-9a-f]{6}\b", lambda colour: _VARIABLES.get(colour[0], colour[0]), svg)
+
+
+def box_of(chart: Chart) -> tuple[float, float, float, float]:
+    """The left, right, upper and lower edge of the chart's panel, in units."""
+    return LEFT, RIGHT, TOP, chart.height - BELOW
 
 
 def swatch_svg(style: Style) -> str:
     """A short piece of line with its marker, for a legend."""
     colour = _VARIABLES.get(style.colour.lower(), style.colour)
-    dashes = f' stroke-dasharray="{_DASHES[style.dashes]}"' if style.dashes in _DASHES else ""
+    lengths = {"--": "6 3", "-.": "7 2 1.5 2", ":": "1.5 2.5"}.get(style.dashes)
+    dashes = f' stroke-dasharray="{lengths}"' if lengths else ""
     line = f'<path d="M0 6H28" stroke="{colour}" stroke-width="{style.width}"{dashes}/>' if style.dashes else ""
     marker = MarkerStyle(style.marker or "None")
     place = Affine2D().scale(7.5, -7.5).translate(14, 6)
@@ -304,7 +279,7 @@ def _clean(element: ElementTree.Element) -> None:
             element.attrib |= {"class": kind, "data-key": key}
     for name in ("d", "x", "y"):
         if name in element.attrib:
-            element.set(name, re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.1f}", element.attrib[name]))
+            element.set(name, re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}", element.attrib[name]))
     if element.tag == "text":
         element.set("style", re.sub(r"font[^;]*;?\s*", "", element.attrib.get("style", "")))
     for child in list(element):

@@ -46,8 +46,8 @@ def top_notes(warnings: Sequence[str]) -> tuple[str, list[str]]:
 
 def without_folders(text: str) -> str:
     """A text whose absolute paths are shortened to their last part: reports should not show their author's folders."""
-    text = _QUOTED.sub(lambda found: found["mark"] + found["last"] + found["mark"], text)
-    return _PLAIN.sub(lambda found: found["last"], text)
+    text = _QUOTED.sub(lambda path: path["mark"] + path["last"] + path["mark"], text)
+    return _PLAIN.sub(lambda path: path["last"], text)
 
 
 def data_notes(data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -55,16 +55,16 @@ def data_notes(data: Mapping[str, Any]) -> tuple[str, ...]:
 
     data: the key ``data`` of a manifest.
     """
-    found = []
+    notes = []
     if skipped := data.get("queries_skipped"):
-        found.append(
+        notes.append(
             f"Queries without a right answer in the gallery, left out: {skipped:,}; skipped_queries.parquet lists them."
         )
     if broken := data.get("broken_images"):
-        found.append(
+        notes.append(
             f"Images that could not be read, left out: {broken:,}; broken.parquet beside the embeddings lists them."
         )
     if column := data.get("queries_weighted_by"):
         by = "each query's clicks" if column == "clicks" else f"column {column}"
-        found.append(f"Every mean over queries is weighted by {by}.")
-    return (*found, *data.get("notes", ()))
+        notes.append(f"Every mean over queries is weighted by {by}.")
+    return (*notes, *data.get("notes", ()))

@@ -103,6 +103,21 @@ def interval(low: float, high: float, digits: int = 1) -> str:
     return f"{percent(low, digits)} to {percent(high, digits)}"
 
 
+def in_brackets(low: float, high: float, digits: int = 1) -> str:
+    """A 95 % interval of shares behind its value: " (95 % interval 44.1 to 46.6)"; "" if it is undefined."""
+    return f" (95 % interval {interval(low, high, digits)})" * math.isfinite(low)
+
+
+def upper(text: str) -> str:
+    """A text as the start of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
+def shorten(text: str, length: int) -> str:
+    """The text, shortened to at most ``length`` characters."""
+    return text if len(text) <= length else text[: length - 1] + "\u2026"
+
+
 class Difference(NamedTuple):
     """A difference of two AUCs with its paired 95 % bootstrap interval."""
 
@@ -111,9 +126,14 @@ class Difference(NamedTuple):
     high: float
 
     @property
+    def side(self) -> int:
+        """1 if the interval is above 0, -1 if it is below, 0 if it leaves the sign open."""
+        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
+    @property
     def verdict(self) -> str:
         """What the interval says about the sign: "better", "worse" or "not distinguishable"."""
-        return "better" if self.low > 0 else "worse" if self.high < 0 else "not distinguishable"
+        return {1: "better", -1: "worse", 0: "not distinguishable"}[self.side]
 
 
 class Compared(NamedTuple):
@@ -169,10 +189,13 @@ def make_differences(title: str, lines: Sequence[Compared]) -> Differences:
     """Lines of a comparison as a table."""
     import pandas as pd
 
-    rows = []
-    for names, auc, other_auc, found in lines:
-        numbers = {"difference": found.value, "low": found.low, "high": found.high, "verdict": found.verdict}
-        rows.append({**names, "auc": auc, "other_auc": other_auc, **numbers})
+    rows = [
+        {
+            **names, "auc": auc, "other_auc": other_auc, "difference": lead.value, "low": lead.low, "high": lead.high,
+            "verdict": lead.verdict,
+        }
+        for names, auc, other_auc, lead in lines
+    ]  # fmt: skip
     return Differences(title, pd.DataFrame(rows))
 
 

@@ -85,7 +85,19 @@ def page_environment(templates: Path) -> Environment:
 
 def page_charts(charts: Sequence[Chart], name: str) -> list[PageChart]:
     """Charts drawn for a page. name: unique in the page."""
-    return [_page_chart(chart, f"{name}-{index}") for index, chart in enumerate(charts)]
+    drawn = []
+    for index, chart in enumerate(charts):
+        places = places_of(chart)
+        entries = [
+            Entry(curve, Markup(swatch_svg(curve.style)), " ".join(map(_in_words, values_at(curve, places))))
+            for curve in chart.curves
+        ]
+        svg = Markup(chart_svg(chart, f"{name}-{index}", _described(chart)))
+        box = " ".join(f"{edge:g}" for edge in (*box_of(chart), *chart.x_range))
+        shown = " ".join(f"{x:.4g}" for x in places)
+        names = "\t".join(f"{label} %" if label[:1].isdigit() else label for label in chart.bars)
+        drawn.append(PageChart(chart, svg, entries, shown, names, box))
+    return drawn
 
 
 def bind(sentence: str) -> str:
@@ -120,18 +132,6 @@ def plain(value: Any) -> str:
     return without_folders(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
-def _page_chart(chart: Chart, name: str) -> PageChart:
-    places = places_of(chart)
-    entries = [
-        Entry(curve, Markup(swatch_svg(curve.style)), " ".join(_in_words(y) for y in values_at(curve, places)))
-        for curve in chart.curves
-    ]
-    box = " ".join(f"{edge:g}" for edge in (*box_of(chart), *chart.x_range))
-    shown = " ".join(f"{x:.4g}" for x in places)
-    names = "\t".join(f"{label} %" if label[:1].isdigit() else label for label in chart.bars)
-    return PageChart(chart, Markup(chart_svg(chart, name, _described(chart))), entries, shown, names, box)
-
-
 def _in_words(y: float) -> str:
     if not math.isfinite(y):
         return ""
@@ -140,17 +140,12 @@ def _in_words(y: float) -> str:
 
 def _described(chart: Chart) -> str:
     """What the chart shows, in a sentence."""
-    shown = chart.shown
-    lines = [words for curve in shown[:FEW_LINES] if (words := _course(curve))]
+    shown, lines = chart.shown, []
+    for curve in shown[:FEW_LINES]:
+        known = [y for y in curve.y if math.isfinite(y)]
+        if known:
+            first, last = _in_words(known[0]), _in_words(known[-1])
+            course = f"{'rises' if known[-1] > known[0] else 'falls'} from {first} to {last}"
+            lines.append(f"{curve.title} {course if first != last else f'starts and ends at {first}'}")
     more = f"; and {len(shown) - FEW_LINES} more" if len(shown) > FEW_LINES else ""
     return f"{chart.title}, {chart.unit}, {len(shown)} lines over the {chart.x_unit}: {'; '.join(lines)}{more}."
-
-
-def _course(curve: DrawnCurve) -> str:
-    known = curve.y[[bool(math.isfinite(y)) for y in curve.y]]
-    if not len(known):
-        return ""
-    first, last = _in_words(known[0]), _in_words(known[-1])
-    if first == last:
-        return f"{curve.title} starts and ends at {first}"
-    return f"{curve.title} {'rises' if known[-1] > known[0] else 'falls'} from {first} to {last}"

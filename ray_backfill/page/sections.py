@@ -54,10 +54,10 @@ class PageTable(NamedTuple):
 
 
 # A line of a table: the head and the cell of each column.
-Line = Sequence[tuple[str, Cell]]
+TableLine = Sequence[tuple[str, Cell]]
 
 
-def table_of(label: str, lines: Sequence[Line], css: str = "sortable", row_css: Sequence[str] = ()) -> PageTable:
+def table_of(label: str, lines: Sequence[TableLine], css: str = "sortable", row_css: Sequence[str] = ()) -> PageTable:
     """A table of at least one line. A column of words has the head of one. row_css: of each line, if they differ."""
     heads = [Head(name, "name" if i == 0 or cell.css == "name" else "") for i, (name, cell) in enumerate(lines[0])]
     css_of = row_css or [""] * len(lines)

@@ -1,6 +1,5 @@
 """Each method's best order that needs no labels of the gallery, against the random order."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from ray_backfill.compare.report import Results, html, read_results
 from ray_backfill.compare.selection import best_orders
-from tests.compare.report.folder import write_results
+from tests.compare.report.folder import manifest_of, write_results
 from tests.compare.report.page import Page
 
 ORDERS = ("oracle_loss", "labelled", "sigma", "random", "late")  # each costs one point more than the one before
@@ -16,11 +15,8 @@ ORDERS = ("oracle_loss", "labelled", "sigma", "random", "late")  # each costs on
 
 def results_of(folder: Path, orders: tuple[str, ...] = ORDERS, **manifest: Any) -> Results:
     """Results in which the order "labelled" needs labels of the gallery."""
-    path = write_results(folder, orders=orders, merges=("raw", "csls"), **manifest) / "manifest.json"
-    facts = json.loads(path.read_text())
-    if "labelled" in orders:
-        facts["traits"]["orders"]["labelled"]["needs_labels"] = True
-    path.write_text(json.dumps(facts))
+    with manifest_of(write_results(folder, orders=orders, merges=("raw", "csls"), **manifest)) as facts:
+        facts["traits"]["orders"].get("labelled", {})["needs_labels"] = True
     return read_results(folder)
 
 
@@ -51,14 +47,8 @@ def test_nothing_to_compare_with(tmp_path: Path) -> None:
 )
 def test_the_page_shows_them(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
     shown = Page(html.render(results_of(tmp_path, settings=settings)))
-    assert [
-        "method",
-        "best label-free order",
-        "average",
-        "average in random order",
-        "difference",
-        "95 % interval",
-    ] in shown.rows
+    heads = ["method", "best label-free order", "average", "average in random order", "difference", "95 % interval"]
+    assert heads in shown.rows
     assert ["full RM", "sigma", "51.0", "50.0", "1.0", "\u22121.0 to 3.0"] in shown.rows
     assert words in shown.text
     assert "best label-free" not in Page(html.render(results_of(tmp_path / "one", ("sigma", "late")))).text

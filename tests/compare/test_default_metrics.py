@@ -10,12 +10,11 @@ from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation
 from ray_backfill.compare.report import read_results
 from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.run import evaluate_folder
-from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.results import depth
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
-from tests.compare.folder import CLASSES, write_split
+from tests.compare.folder import CLASSES, resolved, write_split
 
 DEFAULT = replace(Evaluation.of_folder(), methods=("rm_naive",), points=3)
 SERVED, FEW = ("nDCG@10", "CMC@1"), "recall@10"
@@ -56,7 +55,7 @@ def test_half_of_the_queries_decide_and_those_without_an_answer_do_not_count(tmp
     for name, few, many, none in (("more", 20, 19, 30), ("less", 19, 20, 30)):
         labels = np.repeat([1, 0, 7], [few, many, none])
         write_split(data / "queries.parquet", len(labels), 1000, label=labels)
-        metrics = resolve(read_folder(data), DEFAULT.named, FitSettings()).evaluation.metrics
+        metrics = resolved(data, DEFAULT).evaluation.metrics
         assert (FEW in metrics) == (name == "more")
 
 
@@ -65,17 +64,3 @@ def test_named_metrics_stay_and_the_word_may_stand_among_them(tmp_path: Path) ->
     for given, expected in ((("mAP",), ("mAP",)), (("mAP", RECOMMENDED, "CMC@1"), ("mAP", *SERVED))):
         assert resolve(folder, replace(DEFAULT, metrics=given).named, FitSettings()).evaluation.metrics == expected
     assert Evaluation().metrics == ("mAP", "CMC@1"), "recipes have the papers' metrics"
-
-
-def test_a_finished_run_is_found_again_and_extended(tmp_path: Path) -> None:
-    data, where = write_folder(tmp_path / "data", 4), Context(tmp_path / "out")
-    out = evaluate_folder(data, DEFAULT, FitSettings(), where)
-    before = (out / "manifest.json").stat().st_mtime_ns
-    evaluate_folder(data, DEFAULT, FitSettings(), where)
-    assert (out / "manifest.json").stat().st_mtime_ns == before
-    evaluate_folder(data, replace(DEFAULT, methods=("offline",)), FitSettings(), where)
-    assert {"rm_naive", "offline"} < set(read_results(out).methods)
-    # More right answers, and so other metrics: another run.
-    write_split(data / "gallery.parquet", CLASSES * 20, 0)
-    with pytest.raises(InputError):
-        evaluate_folder(data, DEFAULT, FitSettings(), where)

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -23,21 +22,15 @@ from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import read_json, replaced_whole, settle, write_json
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 from ray_backfill.workers.settings import Context
+from tests.compare.folder import labelled
 
 EVALUATION = Evaluation(methods=("rm_naive", "least_squares_gallery"), orders=("random",), points=3)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    def columns(seed: int) -> dict[str, Any]:
-        rng, label = np.random.default_rng(seed), np.arange(60) % 6
-        return {
-            "old": rng.normal(size=(60, 4)) + label[:, None],
-            "new": rng.normal(size=(60, 6)) + label[:, None],
-            "label": label,
-        }
-
-    return rb.write_folder(tmp_path_factory.mktemp("data") / "mine", columns(0), columns(1), columns(2))
+    splits = (labelled(60, seed=seed) for seed in range(3))
+    return rb.write_folder(tmp_path_factory.mktemp("data") / "mine", *splits)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +107,7 @@ def test_further_methods_and_orders_extend_the_results(
     results = rb.read_results(run(data, out, methods=("offline",), orders=("class_mean_distance",)))
     assert f"{out / 'results'} also has rm_naive, least_squares_gallery, random: kept\n" in capsys.readouterr().err
     assert results.methods == ("old", "new", "rm_naive", "least_squares_gallery", "offline")
+    assert results.evaluation["methods"] == [*results.methods]
     assert {row.order for row in results.rows} == {"random", "class_mean_distance"}
     kept = {(row.method, row.variant, row.metric): row.auc for row in results.rows}
     for row in before.rows:
@@ -174,11 +168,7 @@ def test_other_settings_are_refused_before_anything_is_computed_and_overwritten_
     data: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = times(out)
-    other = tmp_path / "other"
-    shutil.copytree(data, other)
-    rng = np.random.default_rng(5)
-    columns = {"old": rng.normal(size=(60, 4)), "new": rng.normal(size=(60, 6)), "label": np.arange(60) % 6}
-    rb.write_folder(other, columns, columns, columns)
+    other = rb.write_folder(tmp_path / "other", *(labelled(60, seed=seed) for seed in range(5, 8)))
     fits = replace(FitSettings.of_folder(), adapters=AdapterSettings(ridge=0.5))
     with monkeypatch.context() as patch:
         patch.setattr("ray_backfill.compare.fits.fit_stage", no_replay)
@@ -232,12 +222,6 @@ def test_a_finished_run_on_a_read_only_disk_is_shown_again(
     said = capsys.readouterr()
     assert "RM naive" in said.out
     assert "the report was not written again: cannot write " in said.out
-
-
-def test_the_manifest_says_all_methods_of_an_extended_run(data: Path, out: Path) -> None:
-    run(data, out, methods=("offline",))
-    settings = read_json(out / "results" / "manifest.json")["settings"]
-    assert settings["evaluation"]["methods"] == ["old", "new", "rm_naive", "least_squares_gallery", "offline"]
 
 
 def test_a_run_whose_truth_has_a_password_is_extended(tmp_path: Path) -> None:

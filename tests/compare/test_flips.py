@@ -9,15 +9,13 @@ import pytest
 
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.replay import Curves, find_flips, replay_here
-from ray_backfill.compare.resolve import Comparison, resolve
+from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.write import Facts, write_results
-from ray_backfill.data.folder import read_folder
 from ray_backfill.data.write import vector_column
 from ray_backfill.engine.lists import RankedLists
 from ray_backfill.engine.replay import Served
 from ray_backfill.engine.systems import GroundTruth
-from ray_backfill.learn.training.settings import FitSettings
-from tests.compare.folder import write_split
+from tests.compare.folder import resolved, write_split
 
 EVALUATION = Evaluation(
     methods=("old", "new", "offline", "rm_naive"), orders=("random", "classifier_score"), metrics=("mAP",),
@@ -43,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def compared(folder: Path, evaluation: Evaluation = EVALUATION) -> tuple[Comparison, Curves]:
-    found = resolve(read_folder(folder), evaluation.named, FitSettings()).fitted({})
+    found = resolved(folder, evaluation).fitted({})
     return found, replay_here(found)
 
 

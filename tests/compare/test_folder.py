@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,6 +13,7 @@ from ray_backfill.core import progress
 from ray_backfill.core.progress import Task
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
 from ray_backfill.workers.settings import Context
+from tests.compare.folder import labelled
 
 FITS = FitSettings(heads=HeadTraining(epochs=1, classes=4), transforms=TransformTraining(epochs=1, hidden=8))
 
@@ -28,16 +28,7 @@ def nothing_but_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rng = np.random.default_rng(0)
-    label = np.arange(80) % 8
-    splits = [
-        {
-            "old": rng.normal(size=(80, 4)) + label[:, None],
-            "new": rng.normal(size=(80, 6)) + label[:, None],
-            "label": label,
-        }
-        for _ in range(3)
-    ]
+    splits = (labelled(80, 8, seed) for seed in range(3))
     return rb.write_folder(tmp_path_factory.mktemp("data") / "mine", *splits)
 
 

@@ -8,15 +8,14 @@ import pandas as pd
 import pytest
 
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.resolve import Comparison, resolve
+from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.compare.tables import Manifest
 from ray_backfill.core.stages import read_json
-from ray_backfill.data.folder import read_folder
 from ray_backfill.data.write import vector_column
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
 from ray_backfill.workers.settings import Context
-from tests.compare.folder import CLASSES, vectors, write_split
+from tests.compare.folder import CLASSES, resolved, vectors, write_split
 
 
 def evaluate(folder: Path, out: Path, **change: Any) -> Manifest:
@@ -59,22 +58,15 @@ def test_a_model_that_the_train_split_lacks_goes_without_fitted_merges(folder: P
 
 def test_all_means_the_methods_that_there_are(folder: Path, tmp_path: Path) -> None:
     found = evaluate(folder, tmp_path / "out", methods=("all",))
-    assert found.settings["evaluation"]["methods"] == [
-        "old",
-        "new",
-        "offline",
-        "instant",
-        "cascade@100",
-        "common_prefix",
-        "rm_naive",
-    ]
+    models_alone = ["old", "new", "offline", "instant", "cascade@100", "common_prefix", "rm_naive"]
+    assert found.settings["evaluation"]["methods"] == models_alone
     assert {"rm", "fct", "bct"} < set(reasons(found))
 
 
 def comparison_on(folder: Path, items: int, label: Any) -> Comparison:
     write_split(folder / "train.parquet", items, 3000, label=label)
     evaluation = Evaluation(methods=("rqt", "cl_s", "rm", "fct", "fastfill", "procrustes_query"), orders=("random",))
-    return resolve(read_folder(folder), evaluation.named, FitSettings())
+    return resolved(folder, evaluation)
 
 
 def test_nothing_is_fitted_on_three_items(folder: Path) -> None:
@@ -103,7 +95,7 @@ def test_few_items_per_dimension_are_mentioned(folder: Path, dims: int, said: st
         write_split(folder / f"{split}.parquet", 12, first, **wide, label=np.arange(12) // 2)
     (folder / "queries.parquet").unlink()
     evaluation = Evaluation(methods=("procrustes_query",), orders=("random",))
-    notes = resolve(read_folder(folder), evaluation.named, FitSettings()).notes
+    notes = resolved(folder, evaluation).notes
     assert any(said in note and "fit noise there" in note for note in notes) == bool(said)
     none = Evaluation(methods=("rm_naive",), orders=("random",))
-    assert resolve(read_folder(folder), none.named, FitSettings()).notes == ()
+    assert resolved(folder, none).notes == ()

@@ -4,11 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import ray_backfill as rb
 from ray_backfill import compare
+from tests.compare.folder import labelled
 from tests.compare.report.folder import write_results
 
 # As in an environment that has none of them: neither modules nor versions.
@@ -40,13 +40,10 @@ def without(code: str, *words: object) -> None:
 
 @pytest.mark.full
 def test_formulas_are_compared(tmp_path: Path) -> None:
-    rng, label = np.random.default_rng(0), np.arange(60) % 4
-    columns = {name: rng.normal(size=(60, 4)) + label[:, None] for name in ("old", "new")} | {"label": label}
+    columns = labelled(60, 4, new=4)
     data = rb.write_folder(tmp_path / "data", columns, train=columns)
-    methods, main = (
-        ("rm_naive", "cascade@100", "procrustes_gallery", "ridge_query"),
-        "from ray_backfill.cli.main import main; main()",
-    )
+    methods = ("rm_naive", "cascade@100", "procrustes_gallery", "ridge_query")
+    main = "from ray_backfill.cli.main import main; main()"
     without(main, "simulate", "--data", data, "--out", tmp_path / "run", "--methods", *methods)
     results = rb.read_results(tmp_path / "run" / "results")
     assert set(methods) < set(results.methods)

@@ -10,13 +10,13 @@ import ray_backfill as rb
 from ray_backfill.compare import fitted
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fitted import FittedMaps
-from ray_backfill.compare.resolve import Comparison, resolve
-from ray_backfill.data.folder import read_folder
+from ray_backfill.compare.resolve import Comparison
 from ray_backfill.engine.merges import BEST, Merge
 from ray_backfill.engine.systems import UpgradePair
 from ray_backfill.learn.models.apply import save_network
 from ray_backfill.learn.training.fit import train_set
 from ray_backfill.learn.training.settings import FitSettings
+from tests.compare.folder import resolved
 
 EVALUATION = Evaluation(("rm_naive", "procrustes_query"), ("random",), ("raw", "quantile", "logistic"))
 
@@ -26,15 +26,15 @@ def columns(n: int, seed: int, classes: int = 10) -> dict[str, np.ndarray]:
     return {"old": rng.normal(size=(n, 4)) + label[:, None], "new": rng.normal(size=(n, 5)), "label": label}
 
 
-def resolved(path: Path, train: int, how: Evaluation = EVALUATION, classes: int = 10) -> Comparison:
+def with_train(path: Path, train: int, how: Evaluation = EVALUATION, classes: int = 10) -> Comparison:
     rb.write_folder(path, columns(40, 0), train=columns(train, 1, classes))
-    return resolve(read_folder(path), how.named, FitSettings())
+    return resolved(path, how)
 
 
 @pytest.mark.parametrize("train", [300, 1980, 2020])
 def test_merges_are_fitted_on_the_items_of_the_maps(train: int, tmp_path: Path) -> None:
     """Whatever their number: a few items more do not change what a merge is fitted on."""
-    comparison = resolved(tmp_path, train)
+    comparison = with_train(tmp_path, train)
     items, fitted = comparison.merges.items, comparison.folder.train
     assert items is not None
     assert fitted is not None
@@ -48,7 +48,7 @@ def test_merges_are_fitted_on_the_items_of_the_maps(train: int, tmp_path: Path) 
 def test_what_is_judged_on_unseen_items_is_what_is_served(
     train: int, is_chosen: bool, others: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    comparison = resolved(tmp_path, train, replace(EVALUATION, merges=(BEST, *others)))
+    comparison = with_train(tmp_path, train, replace(EVALUATION, merges=(BEST, *others)))
     (mapped,) = (method for method in comparison.methods if method.fit)
     assert mapped.fit is not None
     save_network(tmp_path / "map", mapped.fit.fit(train_set(comparison.folder), FitSettings(), "cosine").network)
@@ -82,7 +82,7 @@ def test_what_is_chosen_on_a_validation_part_can_be_fitted(rows: int, tmp_path: 
     rb.write_folder(tmp_path / "other", columns(40, 0), train=train)
     (tmp_path / "other" / "train.parquet").rename(tmp_path / "train.parquet")
     how = replace(EVALUATION, methods=("procrustes_query",), merges=(BEST,))
-    comparison = resolve(read_folder(tmp_path), how.named, FitSettings())
+    comparison = resolved(tmp_path, how)
     assert "isotonic" not in comparison.merges.names_to_choose
     mapped = comparison.methods[-1]
     assert mapped.fit is not None
@@ -99,11 +99,7 @@ def test_what_was_fitted_on_the_items_keeps_raw_distances(tmp_path: Path) -> Non
         return {m: (centres[y] + 1.5 * rng.normal(size=(len(y), 120))).astype(np.float32) for m in ("old", "new")}
 
     rb.write_folder(tmp_path, *(items(y) | {"label": y} for y in (label, label[:60], label)))
-    comparison = resolve(
-        read_folder(tmp_path),
-        Evaluation(("rm_naive", "least_squares_gallery"), ("random",), (BEST,)).named,
-        FitSettings(),
-    )
+    comparison = resolved(tmp_path, Evaluation(("rm_naive", "least_squares_gallery"), ("random",), (BEST,)))
     naive, mapped = comparison.methods[-2:]
     assert mapped.fit is not None
     network = mapped.fit.fit(train_set(comparison.folder), FitSettings(), "cosine").network

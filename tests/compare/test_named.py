@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 import ray_backfill as rb
@@ -14,6 +12,7 @@ from ray_backfill.compare import evaluation as settings
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.drill import run as drill
 from ray_backfill.learn.methods import Method, all_methods
+from tests.compare.folder import labelled
 from tests.forecast.test_forecasting import embed
 from tests.forecast.test_forecasting import write as write_old
 
@@ -41,13 +40,8 @@ def look_ups(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-
-    def split(rows: int) -> dict[str, Any]:
-        label = np.arange(rows) % 4
-        return {name: rng.normal(size=(rows, 4)) + label[:, None] for name in ("old", "new")} | {"label": label}
-
-    return rb.write_folder(tmp_path / "data", split(40), split(12), split(60))
+    splits = (labelled(rows, 4, rows, new=4) for rows in (40, 12, 60))
+    return rb.write_folder(tmp_path / "data", *splits)
 
 
 def test_simulate(data: Path, tmp_path: Path, look_ups: Run) -> None:

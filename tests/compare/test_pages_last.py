@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 import ray_backfill as rb
@@ -17,6 +16,7 @@ from ray_backfill.core.stages import is_finished
 from ray_backfill.drill import run as drill
 from ray_backfill.drill.tables import FORMAT
 from ray_backfill.forecast.report import read_forecast
+from tests.compare.folder import labelled
 from tests.drill.report.folder import SETTINGS, write_drill
 from tests.forecast.test_forecasting import embed, write
 
@@ -50,9 +50,7 @@ def without_page(monkeypatch: pytest.MonkeyPatch, page: str, *words: object) -> 
 
 
 def test_simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    columns = {"old": rng.normal(size=(40, 4)), "new": rng.normal(size=(40, 6)), "label": np.arange(40) % 4}
-    data = rb.write_folder(tmp_path / "data", columns)
+    data = rb.write_folder(tmp_path / "data", labelled(40, 4))
     words = ["simulate", "--data", data, "--out", tmp_path / "run", "--methods", "rm_naive"]
     without_page(monkeypatch, "ray_backfill.compare.report.html", *words)
     results = tmp_path / "run" / "results"

@@ -7,19 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ray_backfill.compare import replay
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.replay import Curves, Permutation, by_order, permutation_seeds, replay_here
-from ray_backfill.compare.resolve import resolve
+from ray_backfill.compare.replay import Curves, Permutation, by_order, groups_in_memory, permutation_seeds, replay_here
 from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.compare.write import Facts, write_results
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.run import check_drill
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.engine.replay import Curve
 from ray_backfill.learn.methods import find_methods
-from ray_backfill.learn.training.settings import FitSettings
+from tests.compare.folder import resolved
 
 SEVERAL = Evaluation(
     methods=("rm_naive", "offline"), orders=("random", "classifier_score"), points=5, order_seed=3, permutations=4
@@ -27,7 +24,7 @@ SEVERAL = Evaluation(
 
 
 def replayed(folder: Path, evaluation: Evaluation) -> Curves:
-    return replay_here(resolve(read_folder(folder), evaluation.named, FitSettings()))
+    return replay_here(resolved(folder, evaluation))
 
 
 @pytest.fixture
@@ -75,7 +72,7 @@ def test_more_permutations_keep_the_first_ones() -> None:
 
 
 def test_differences_and_flips_in_the_tables_are_those_of_the_mean(folder: Path, alone: list[Curve]) -> None:
-    comparison = resolve(read_folder(folder), SEVERAL.named, FitSettings())
+    comparison = resolved(folder, SEVERAL)
     curves = replay_here(comparison)
     tables = tabulate(comparison.methods, curves, SEVERAL)
     of_mean = curves["rm_naive", "classifier_score", "raw"].curve
@@ -95,7 +92,7 @@ def test_differences_and_flips_in_the_tables_are_those_of_the_mean(folder: Path,
 
 
 def test_the_spread_over_permutations_is_a_table(folder: Path, tmp_path: Path, alone: list[Curve]) -> None:
-    comparison = resolve(read_folder(folder), SEVERAL.named, FitSettings())
+    comparison = resolved(folder, SEVERAL)
     out = write_results(comparison, tmp_path / "several", Facts(command="test"))
     table = pd.read_parquet(out / "permutations.parquet")
     aucs = [curve.auc("mAP") for curve in alone]
@@ -107,23 +104,20 @@ def test_the_spread_over_permutations_is_a_table(folder: Path, tmp_path: Path, a
     before = (out / "manifest.json").stat().st_mtime_ns
     assert write_results(comparison, out, Facts(command="test")) == out
     assert (out / "manifest.json").stat().st_mtime_ns == before  # nothing was computed again
-    one = resolve(read_folder(folder), replace(SEVERAL, permutations=1).named, FitSettings())
+    one = resolved(folder, replace(SEVERAL, permutations=1))
     assert not (write_results(one, tmp_path / "one", Facts(command="test")) / "permutations.parquet").exists()
 
 
-def test_methods_are_grouped_by_the_memory_of_all_permutations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "_GROUP_BYTES", 200_000)
-    groups = {}
-    for number in (1, 4):
-        comparison = resolve(read_folder(folder), replace(SEVERAL, permutations=number).named, FitSettings())
-        groups[number] = len(list(replay._groups(comparison)))
+@pytest.mark.parametrize(("permutations", "groups"), [(1, 1), (4, 4)])
+def test_methods_are_grouped_by_the_memory_of_all_permutations(folder: Path, permutations: int, groups: int) -> None:
+    comparison = resolved(folder, replace(SEVERAL, permutations=permutations))
     # 4 methods of 12 queries, 101 moments, 2 metrics and 2 or 5 orders, 9 bytes each
-    assert groups == {1: 1, 4: 4}
+    assert len(list(groups_in_memory(comparison, 200_000))) == groups
 
 
 def test_a_drill_backfills_in_the_first_permutation(folder: Path) -> None:
     _, evaluation = check_drill(replace(SEVERAL, orders=("random",)), LiveSettings(method="rm_naive"))
     assert evaluation.permutations == 1
-    several, one = (resolve(read_folder(folder), each.named, FitSettings()) for each in (SEVERAL, evaluation))
+    several, one = (resolved(folder, each) for each in (SEVERAL, evaluation))
     (naive,) = find_methods(("rm_naive",))
     assert several.orders_of(naive)["random"].tolist() == one.orders_of(naive)["random"].tolist()

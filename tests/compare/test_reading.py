@@ -1,6 +1,5 @@
 """Missing or contradictory input is named in one line; valid input is read unchanged."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from ray_backfill.compare.report import print_table, read_results, write_report
 from ray_backfill.compare.results import Variant
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import YES, columns
-from tests.compare.report.folder import METHODS, made_traits, write_costs, write_results
+from tests.compare.report.folder import METHODS, made_traits, manifest_of, write_costs, write_results
 
 
 def change(path: Path, edit: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
@@ -35,11 +34,6 @@ def test_reads_rows_curves_and_manifest(tmp_path: Path) -> None:
     best = results.best()
     assert best is not None
     assert best.method == "rm"
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no results folder at .*nowhere"):
-        write_report(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", ["curves.parquet", "summary.parquet", "manifest.json"])
@@ -90,9 +84,9 @@ def test_a_broken_manifest_is_refused(tmp_path: Path, text: str, problem: str) -
 @pytest.mark.parametrize("settings", [{}, {"format": 9}, {"format": 99}, {"format": None}, "none", None])
 def test_results_of_another_format_are_refused_in_one_line(tmp_path: Path, settings: Any) -> None:
     """Whatever else their files lack: the manifest is read first."""
-    manifest = json.loads((write_results(tmp_path) / "manifest.json").read_text())
-    del manifest["traits"]
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"settings": settings}))
+    with manifest_of(write_results(tmp_path)) as manifest:
+        del manifest["traits"]
+        manifest["settings"] = settings
     change(tmp_path / "summary.parquet", lambda frame: frame.rename(columns={"gain": "gain_vs_raw"}))
     with pytest.raises(InputError, match=r"^.*manifest\.json was made by an.* version .* 10 now; run .* --overwrite$"):
         read_results(tmp_path)
@@ -129,13 +123,6 @@ def test_with_several_orders_old_and_new_are_listed_once(tmp_path: Path) -> None
     own = ["rm_naive", "rm", "bct"]
     assert listed == [("old", "score"), ("new", "score"), *((m, o) for o in ("score", "random") for m in own)]
     assert [row.method for row in results.panel("mAP", Variant("random", "raw"))] == list(METHODS)
-
-
-def test_an_oracle_order_is_never_the_best(tmp_path: Path) -> None:
-    results = read_results(write_results(tmp_path, orders=("oracle_loss", "random")))
-    best = results.best()
-    assert best is not None
-    assert best.variant.order == "random"
 
 
 def test_costs_are_read_where_they_are(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.compare import fits as tuning
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.fits import chosen, tune_stage
+from ray_backfill.compare.fits import Trial, chosen, tune_stage
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import finish_stage, read_json
@@ -26,6 +25,7 @@ from ray_backfill.workers.settings import Context, Workers
 EVALUATION = Evaluation(("ridge_query", "procrustes_query"), ("random",), points=3)
 # Far too strong a penalty, which a validation split shows.
 FITS = FitSettings(adapters=AdapterSettings(ridge=300.0), tune=10)
+run = Trial.run
 
 
 def split(seed: int, n: int = 120) -> dict[str, Any]:
@@ -110,12 +110,11 @@ def test_finished_trials_are_kept(data: Path, tmp_path: Path, monkeypatch: pytes
     few = tune_stage(tmp_path, read_folder(data), methods, replace(FITS, tune=3), EVALUATION, Workers())
     done: list[str] = []
 
-    def run(missing: Any, *_: Any) -> None:
-        done.extend(trial.out.name for trial in missing)
-        for trial in missing:
-            trial.run()
+    def record(trial: Trial) -> None:
+        done.append(trial.out.name)
+        run(trial)
 
-    monkeypatch.setattr(tuning, "_run", run)
+    monkeypatch.setattr(Trial, "run", record)
     tune_stage(tmp_path, read_folder(data), methods, replace(FITS, tune=5), EVALUATION, Workers())
     assert done == ["3", "4"]
     assert tune_stage(tmp_path, read_folder(data), methods, replace(FITS, tune=3), EVALUATION, Workers()) == few
@@ -124,14 +123,13 @@ def test_finished_trials_are_kept(data: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_trials_that_diverged_are_not_chosen(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def diverge(missing: Any, *_: Any) -> None:
-        for trial in missing:
-            if trial.out.name == "2":
-                trial.run()
-            else:
-                finish_stage(trial.out, {"score": None})
+    def diverge(trial: Trial) -> None:
+        if trial.out.name == "2":
+            run(trial)
+        else:
+            finish_stage(trial.out, {"score": None})
 
-    monkeypatch.setattr(tuning, "_run", diverge)
+    monkeypatch.setattr(Trial, "run", diverge)
     (tuned,) = tune_stage(tmp_path, read_folder(data), find_methods(EVALUATION.methods), FITS, EVALUATION, Workers())
     assert tuned.given is None
     assert tuned.score == read_json(tmp_path / "ridge_query" / "2" / "manifest.json")["score"]

@@ -10,6 +10,8 @@ from ray_backfill.compare.selection import GLOSSARY, glossary, of_metrics
 from ray_backfill.page.numbers import amount, listed, percent, percent_sign, tick
 from tests.compare.report.folder import METHODS, write_results
 
+NAN = math.nan
+
 
 @pytest.mark.parametrize(
     ("share", "text"),
@@ -19,7 +21,7 @@ from tests.compare.report.folder import METHODS, write_results
         (0.0, "0.0"),
         (-0.0001, "0.0"),
         (-0.021, "−2.1"),
-        (math.nan, "–"),
+        (NAN, "–"),
         (math.inf, "–"),
     ],
 )
@@ -40,7 +42,7 @@ def test_names_with_commas_are_separated_by_semicolons() -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0"), (999, "999"), (132_900, "132.9 k"), (1.8e9, "1.8 G"), (3e15, "3.0 P"), (math.nan, "–")],
+    [(0, "0"), (999, "999"), (132_900, "132.9 k"), (1.8e9, "1.8 G"), (3e15, "3.0 P"), (NAN, "–")],
 )
 def test_amount(number: float, text: str) -> None:
     assert amount(number) == text

@@ -7,7 +7,7 @@ import pytest
 
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import RetrievalSystem
-from ray_backfill.forecast.counts import Forms, LocalShards, QueryBlock, ShardSetup, find_starts
+from ray_backfill.forecast.counts import Forms, QueryBlock, ShardSetup, ThreadShards, find_starts
 from ray_backfill.forecast.models import CELLS, Cells
 
 POINTS = 4
@@ -34,7 +34,7 @@ def test_histograms(number: int) -> None:
     at = np.sort(rng.uniform(0.3, 1.5, (2, 6)).astype(np.float32), axis=1)
     at[1, 4:] = np.inf
     with ThreadPoolExecutor(number) as pool:
-        shards = LocalShards(Forms(*(ProductForm.of(each, "cosine") for each in (forward, old, before))), pool, number)
+        shards = ThreadShards(Forms(*(ProductForm.of(each, "cosine") for each in (forward, old, before))), pool, number)
         shards.begin(ShardSetup(moment_ON, POINTS, known, cells))
         found = shards.count(QueryBlock(queries, at, left_out))
         near = shards.distances(queries, left_out)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import nbinom, poisson
 
-from ray_backfill.forecast.counts import Counts
+from ray_backfill.forecast.counts import CloserCounts
 from ray_backfill.forecast.expected import Entries, Expectation, expect
 
 KINDS = np.array([0, 0, 1, 2])
@@ -20,7 +20,7 @@ def discounts(rank: np.ndarray) -> np.ndarray:
 def found(entries: Entries, known: list[int], mean: list[float], variance: float, changes: float = 0.0) -> Expectation:
     """known, mean: of each threshold."""
     expected = np.array(mean)[None, :, None]
-    counts = Counts(np.arange(len(mean), dtype=np.float32), np.array(known)[None, :, None], expected,
+    counts = CloserCounts(np.arange(len(mean), dtype=np.float32), np.array(known)[None, :, None], expected,
                     np.full((1, 1, len(mean), 1), changes))  # fmt: skip
     return expect(entries, counts, KINDS, CUTS, variance, 1)
 

@@ -24,36 +24,28 @@ def write(folder: Path, new: bool = False) -> None:
     for query in range(80):
         labels[of.truth.positives_of(query)] = query
     # Queries of one class have the same right answers; the first one's number stands for all.
-    first = [
-        int(labels[of.truth.positives_of(query)[0]]) if len(of.truth.positives_of(query)) else -1 for query in range(80)
-    ]
+    answers = [of.truth.positives_of(query) for query in range(80)]
+    first = [int(labels[own[0]]) if len(own) else -1 for own in answers]
     columns = {"id": [f"item {i}" for i in range(1500)], "old": vector_column(of.old.gallery), "label": labels}
-    write_parquet(
-        folder / "gallery.parquet", pa.table(columns | ({"new": vector_column(of.new.gallery)} if new else {}))
-    )
-    queries = {
-        "id": np.arange(80),
-        "old": vector_column(of.old.query),
-        "new": vector_column(of.new.query),
-        "label": first,
-    }
-    write_parquet(folder / "queries.parquet", pa.table(queries))
+    columns |= {"new": vector_column(of.new.gallery)} if new else {}
+    write_parquet(folder / "gallery.parquet", pa.table(columns))
+    both = {"old": vector_column(of.old.query), "new": vector_column(of.new.query)}
+    write_parquet(folder / "queries.parquet", pa.table({"id": np.arange(80), "label": first} | both))
 
 
 def embed(folder: Path, out: Path, everything: bool = False) -> None:
     """What the user does: new embeddings of the items in the list."""
-    ids = (
-        [f"item {i}" for i in range(1500)] if everything else pq.read_table(folder / "sample.parquet")["id"].to_pylist()
-    )
+    ids = [f"item {i}" for i in range(1500)]
+    if not everything:
+        ids = pq.read_table(folder / "sample.parquet")["id"].to_pylist()
     rows = np.array([int(each.split()[1]) for each in ids])
     new = gallery(items=1500, queries=80, classes=150).new.gallery[rows]
     write_parquet(out, pa.table({"id": ids, "new": vector_column(new)}))
 
 
 def run(*words: object) -> None:
-    main_words = [str(word) for word in words]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["ray-backfill", *main_words])
+        patch.setattr("sys.argv", ["ray-backfill", *map(str, words)])
         main()
 
 
@@ -63,24 +55,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.fixture
+def sampled(folder: Path, tmp_path: Path) -> Path:
+    """The new embeddings of a sample of 300 items, which stands in the folder."""
+    run("sample", folder, "--budget", 300)
+    embed(folder, tmp_path / "new.parquet")
+    return tmp_path / "new.parquet"
+
+
 def forecast(folder: Path, new: Path, out: Path, merge: str = "best") -> Path:
-    run(
-        "forecast",
-        folder,
-        "--new",
-        new,
-        "--methods",
-        *METHODS,
-        "--points",
-        5,
-        "--out",
-        out,
-        "--metrics",
-        "mAP",
-        "recall@100",
-        "--merge",
-        merge,
-    )
+    run("forecast", folder, "--new", new, "--methods", *METHODS, "--points", 5, "--out", out,
+        "--metrics", "mAP", "recall@100", "--merge", merge)  # fmt: skip
     return out / "forecast"
 
 
@@ -221,42 +206,40 @@ def test_what_cannot_be_done(
     ],
 )
 def test_embeddings_that_do_not_fit(
-    folder: Path, tmp_path: Path, change: str, message: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, sampled: Path, tmp_path: Path, change: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("sample", folder, "--budget", 300)
-    embed(folder, tmp_path / "new.parquet")
-    table = pq.read_table(tmp_path / "new.parquet")
+    table = pq.read_table(sampled)
     if change == "missing":
-        write_parquet(tmp_path / "new.parquet", table.slice(4))
+        write_parquet(sampled, table.slice(4))
     if change == "unknown":
         ids = ["nobody", *table["id"].to_pylist()[1:]]
-        write_parquet(tmp_path / "new.parquet", table.set_column(0, "id", pa.array(ids)))
+        write_parquet(sampled, table.set_column(0, "id", pa.array(ids)))
     if change in ("short", "zero"):
         new = np.stack(table["new"].to_pylist()).astype(np.float32)
         new[3] = 0
         write_parquet(
-            tmp_path / "new.parquet",
+            sampled,
             table.set_column(1, "new", vector_column(new[:, :10] if change == "short" else new)),
         )
     if change == "other":
         gallery_ = pq.read_table(folder / "gallery.parquet")
         write_parquet(folder / "gallery.parquet", gallery_.slice(1))
     with pytest.raises(SystemExit) as stopped:
-        forecast(folder, tmp_path / "new.parquet", tmp_path / "run")
+        forecast(folder, sampled, tmp_path / "run")
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_few_items_may_lack_a_new_embedding(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("sample", folder, "--budget", 300)
-    embed(folder, tmp_path / "new.parquet")
-    whole = read_forecast(forecast(folder, tmp_path / "new.parquet", tmp_path / "whole"))
+def test_a_few_items_may_lack_a_new_embedding(
+    folder: Path, sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = read_forecast(forecast(folder, sampled, tmp_path / "whole"))
     # All sampled right answers of one query, which then has nothing that its others resemble.
     listed = pd.read_parquet(folder / "sample.parquet")
     of_query = pd.read_parquet(folder / "gallery.parquet", columns=["id", "label"]).merge(listed[["id", "reason"]])
     sizes = of_query[(of_query.label >= 0) & (of_query.reason == "right answer")].groupby("label").id.apply(list)
     lost = next(ids for ids in sizes if len(ids) == 3)
-    table = pq.read_table(tmp_path / "new.parquet")
+    table = pq.read_table(sampled)
     kept = pa.compute.invert(pa.compute.is_in(table["id"], pa.array(lost)))
     write_parquet(tmp_path / "most.parquet", table.filter(kept))
     capsys.readouterr()
@@ -277,33 +260,29 @@ def test_an_existing_sample_is_not_replaced(folder: Path, capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_heads_are_fitted_on_the_pilot(folder: Path, tmp_path: Path) -> None:
-    run("sample", folder, "--budget", 300)
-    embed(folder, tmp_path / "new.parquet")
-    run("forecast", folder, "--new", tmp_path / "new.parquet", "--methods", "fct", "--transforms.epochs", 2,
+def test_heads_are_fitted_on_the_pilot(folder: Path, sampled: Path, tmp_path: Path) -> None:
+    run("forecast", folder, "--new", sampled, "--methods", "fct", "--transforms.epochs", 2,
         "--points", 3, "--out", tmp_path / "run")  # fmt: skip
     assert {row.method for row in read_forecast(tmp_path / "run" / "forecast").rows} == {"fct"}
     assert pq.read_metadata(tmp_path / "run" / "pilot" / "train.parquet").num_rows == 60
 
 
 def test_what_the_backfill_has_done_is_a_source_of_its_own(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("sample", folder, "--budget", 300)
-    embed(folder, tmp_path / "new.parquet")
     embed(folder, tmp_path / "all.parquet", everything=True)
     done = pq.read_table(tmp_path / "all.parquet").slice(0, 1400)
     write_parquet(tmp_path / "done.parquet", done)
-    few = read_forecast(forecast(folder, tmp_path / "new.parquet", tmp_path / "few"))
-    run("forecast", folder, "--new", tmp_path / "new.parquet", tmp_path / "done.parquet", "--methods", *METHODS,
+    few = read_forecast(forecast(folder, sampled, tmp_path / "few"))
+    run("forecast", folder, "--new", sampled, tmp_path / "done.parquet", "--methods", *METHODS,
         "--points", 5, "--metrics", "mAP", "--out", tmp_path / "more")  # fmt: skip
     more = read_forecast(tmp_path / "more" / "forecast")
     assert more.manifest["known"] > 1400
     for row, wider in zip(more.of("mAP", "random"), few.of("mAP", "random"), strict=True):
         assert row.auc_high - row.auc_low < wider.auc_high - wider.auc_low
-    sampled = pq.read_table(tmp_path / "new.parquet")
-    listed = pa.compute.is_in(done["id"], sampled["id"].combine_chunks())
-    both = pa.concat_tables([sampled, done.filter(pa.compute.invert(listed))])
+    few_items = pq.read_table(sampled)
+    listed = pa.compute.is_in(done["id"], few_items["id"].combine_chunks())
+    both = pa.concat_tables([few_items, done.filter(pa.compute.invert(listed))])
     write_parquet(tmp_path / "both.parquet", both)
     with pytest.raises(SystemExit):
         forecast(folder, tmp_path / "both.parquet", tmp_path / "both")
@@ -311,12 +290,10 @@ def test_what_the_backfill_has_done_is_a_source_of_its_own(
 
 
 def test_a_forecast_is_of_the_truth_of_its_sample(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("sample", folder, "--budget", 300)
-    embed(folder, tmp_path / "new.parquet")
     with pytest.raises(SystemExit):
-        run("forecast", folder, "--new", tmp_path / "new.parquet", "--methods", "old", "--out", tmp_path / "run")
+        run("forecast", folder, "--new", sampled, "--methods", "old", "--out", tmp_path / "run")
     assert "none of the methods can be forecast" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run("sample", folder, "--add", 20, "--seed", 7)
@@ -328,11 +305,9 @@ def test_a_forecast_is_of_the_truth_of_its_sample(
     assert read_forecast(tmp_path / "l2" / "forecast").manifest["evaluation"]["distance"] == "l2"
 
 
-def test_first_results_are_those_of_the_items_drawn_at_random(folder: Path, tmp_path: Path) -> None:
+def test_first_results_are_those_of_the_items_drawn_at_random(folder: Path, sampled: Path, tmp_path: Path) -> None:
     """nDCG@10 by sorting, of the chosen queries among the sampled items that are not there because they are close."""
-    run("sample", folder, "--budget", 300)
-    embed(folder, tmp_path / "new.parquet")
-    results = forecast(folder, tmp_path / "new.parquet", tmp_path / "run", "raw")
+    results = forecast(folder, sampled, tmp_path / "run", "raw")
     found = json.loads((results / "manifest.json").read_text())["first_results"]
     of, table = gallery(items=1500, queries=80, classes=150), pq.read_table(folder / "sample.parquet")
     chosen = json.loads(table.schema.metadata[b"ray_backfill.sample"])["queries"]

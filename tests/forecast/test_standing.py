@@ -7,14 +7,14 @@ from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import RetrievalSystem
 from ray_backfill.forecast.counts import structural_error
 from ray_backfill.forecast.models import (
+    AnswerModel,
     Checked,
     KnownForms,
     KnownItems,
-    RightAnswers,
-    _parts,
     calibrate,
     draw_entries,
     fit_models,
+    jackknife_parts,
 )
 from tests.forecast.galleries import gallery, known_of
 
@@ -50,7 +50,7 @@ def test_what_is_uncertain_about_the_factor_widens_the_structural_error() -> Non
 def test_entries_stand_for_all_answers(answers: int) -> None:
     true = np.full(answers, np.nan)
     true[:10] = 0.5
-    model = RightAnswers(0.0, 1.0, 0.01, 0.01, np.zeros(1))
+    model = AnswerModel(0.0, 1.0, 0.01, 0.01, np.zeros(1))
     drawn = draw_entries(model, np.full(answers, 0.5), true, true > 0, np.random.default_rng(0))
     assert drawn.rank_share.sum() == pytest.approx(answers)
     assert drawn.share.sum() == pytest.approx(answers)
@@ -82,7 +82,7 @@ def test_the_jackknife_leaves_out_the_right_answers_of_a_query_together() -> Non
     sample = of.sample(600)
     rows_N = np.full(of.truth.n_gallery, -1)
     rows_N[sample.position] = np.arange(len(sample))
-    part = _parts(known_of(sample), of.truth, rows_N)
+    part = jackknife_parts(known_of(sample), of.truth)
     for query in sample.queries.tolist():
         rows = rows_N[of.truth.positives_of(query)]
         assert len(np.unique(part[rows[rows >= 0]])) == 1

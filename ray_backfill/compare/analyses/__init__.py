@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ray_backfill.compare.replay import Curves
     from ray_backfill.compare.resolve import Comparison
 
-Rows = Sequence[Any] | pd.DataFrame
+TableRows = Sequence[Any] | pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Analysis:
 
     name: str
     row: type | None = None
-    compute: Callable[["Comparison", "Curves", ResultsData], Rows | Mapping[str, Rows] | None] | None = None
+    compute: Callable[["Comparison", "Curves", ResultsData], TableRows | Mapping[str, TableRows] | None] | None = None
     section: Callable[[ResultsData], Section | None] | None = None
     needs: tuple[str, ...] = ()
     further: Mapping[str, type] = field(default_factory=dict)
@@ -74,14 +74,15 @@ def all_analyses() -> tuple[Analysis, ...]:
         graphlib.CycleError: Analyses need each other.
     """
     ours = own_rows(sys.modules[__name__], "ANALYSES")
-    known: dict[str, Analysis] = {each.name: each for each in (*ours, *rows_from_outside("ANALYSES"))}
-    in_order = TopologicalSorter({name: each.needs for name, each in known.items()}).static_order()
+    known: dict[str, Analysis] = {row.name: row for row in (*ours, *rows_from_outside("ANALYSES"))}
+    in_order = TopologicalSorter({name: analysis.needs for name, analysis in known.items()}).static_order()
     return tuple(known[name] for name in in_order if name in known)
 
 
 def sections(results: ResultsData) -> list[Section]:
     """The sections of a report, in their places."""
-    made = [each.section(results) for each in sorted(all_analyses(), key=lambda each: each.place) if each.section]
+    in_places = sorted(all_analyses(), key=lambda analysis: analysis.place)
+    made = (analysis.section(results) for analysis in in_places if analysis.section)
     return [section for section in made if section is not None]
 
 

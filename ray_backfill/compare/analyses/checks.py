@@ -55,10 +55,10 @@ def check_fits(comparison: "Comparison", *_: object) -> list[CheckRow] | None:
     rows = []
     for method in methods:
         pairs = [(curves[key], curves[BASELINE, key[1]]) for key in curves if key[0] == method.name]
-        own, baseline = max(pairs, key=lambda pair: pair[0].auc(metric) - pair[1].auc(metric))
-        found = own.difference(baseline, metric)
-        aucs, is_worse = (own.auc(metric), baseline.auc(metric)), bool(found.high < 0)
-        rows.append(CheckRow(method.name, metric, len(own.scored), *aucs, *found, is_worse))
+        curve, baseline = max(pairs, key=lambda pair: pair[0].auc(metric) - pair[1].auc(metric))
+        lead = curve.difference(baseline, metric)
+        aucs, is_worse = (curve.auc(metric), baseline.auc(metric)), bool(lead.high < 0)
+        rows.append(CheckRow(method.name, metric, len(curve.scored), *aucs, *lead, is_worse))
     return rows
 
 
@@ -91,14 +91,14 @@ def section(results: ResultsData) -> Section | None:
         return None
     lines = [
         [
-            ("method", Cell(results.titles.get(each.method, each.method))),
-            (f"AUC {each.metric}", share(each.auc)),
-            ("RM naive", share(each.auc_rm_naive)),
-            ("difference", share(each.difference)),
-            ("95 % interval", limits(each.low, each.high)),
-            ("verdict", word("did not learn here" if each.is_worse else "no worse")),
+            ("method", Cell(results.titles.get(check.method, check.method))),
+            (f"AUC {check.metric}", share(check.auc)),
+            ("RM naive", share(check.auc_rm_naive)),
+            ("difference", share(check.difference)),
+            ("95 % interval", limits(check.low, check.high)),
+            ("verdict", word("did not learn here" if check.is_worse else "no worse")),
         ]
-        for each in sorted(checks, key=lambda check: check.difference)
+        for check in sorted(checks, key=lambda check: check.difference)
     ]
     words = (
         f"Fitted methods on the validation items ({results.manifest.data.get('validation_from', '')}): a gallery of "

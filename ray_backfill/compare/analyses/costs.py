@@ -15,7 +15,7 @@ from ray_backfill.compare.analyses import Analysis
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.selection import is_large, shown_rows
 from ray_backfill.page.numbers import NOTHING, amount
-from ray_backfill.page.sections import Cell, Folded, Line, Section, number, table_of, word
+from ray_backfill.page.sections import Cell, Folded, Section, number, table_of, word
 
 if TYPE_CHECKING:
     from ray_backfill.compare.fitted import FittedMaps
@@ -109,9 +109,26 @@ def section(results: ResultsData) -> Section | None:
     if not rows:
         return None
     place = {row.method: index for index, row in enumerate(shown_rows(results, results.primary))}
-    known = [name for name in _HEADS if not _is_unknown([getattr(cost, name) for cost in rows])]
-    ranked = sorted(rows, key=lambda cost: place.get(cost.method, len(place)))
-    table = table_of("What each method costs", [_line(results, cost, known) for cost in ranked], "sortable costs")
+    known = []
+    for name in _HEADS:
+        numbers = [value for cost in rows if not isinstance(value := getattr(cost, name), str)]
+        # Uninformative: some numbers are unknown and all others are 0.
+        if not any(math.isnan(n) for n in numbers) or any(n > 0 for n in numbers):
+            known.append(name)
+    lines = []
+    for cost in sorted(rows, key=lambda cost: place.get(cost.method, len(place))):
+        traits = results.manifest.traits.methods[cost.method]
+        stays = "its maps stay" if traits.stays else "only the new model"
+        values = {_HEADS[name]: getattr(cost, name) for name in known}
+        lines.append(
+            [
+                ("method", Cell(cost.title)),
+                *((h, word(x or NOTHING) if isinstance(x, str) else number(amount(x), x)) for h, x in values.items()),
+                ("needs labels", word("yes" if traits.needs_labels else "no")),
+                ("after the backfill", word(stays if cost.method != "old" else NOTHING)),
+            ]
+        )
+    table = table_of("What each method costs", lines, "sortable costs")
     words = Markup(
         "<p>Each of the named models embeds a query once; \u201cother\u201d is what the method adds to that. MACs are "
         "multiply-accumulate operations for one query and one item.\nk, M, G, T and P stand for "
@@ -119,24 +136,6 @@ def section(results: ResultsData) -> Section | None:
     )
     shown = Folded(f"All {len(rows)} methods", [table]) if is_large(results) else table
     return Section("What each method costs", [words, shown])
-
-
-def _line(results: ResultsData, cost: CostRow, known: Sequence[str]) -> Line:
-    traits = results.manifest.traits.methods[cost.method]
-    stays = "its maps stay" if traits.stays else "only the new model"
-    values = {_HEADS[name]: getattr(cost, name) for name in known}
-    return [
-        ("method", Cell(cost.title)),
-        *((head, word(x or NOTHING) if isinstance(x, str) else number(amount(x), x)) for head, x in values.items()),
-        ("needs labels", word("yes" if traits.needs_labels else "no")),
-        ("after the backfill", word(stays if cost.method != "old" else NOTHING)),
-    ]
-
-
-def _is_unknown(values: Sequence[str | float]) -> bool:
-    """Whether a column is uninformative: some numbers are unknown and all others are 0."""
-    numbers = [value for value in values if not isinstance(value, str)]
-    return any(math.isnan(n) for n in numbers) and not any(n > 0 for n in numbers)
 
 
 ANALYSES = (Analysis("costs", CostRow, compute, section, place=50),)

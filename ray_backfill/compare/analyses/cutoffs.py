@@ -13,13 +13,11 @@ from ray_backfill.compare.selection import best_per_method
 from ray_backfill.compare.tables import OLD
 from ray_backfill.core.schema import block
 from ray_backfill.page import sections as page
-from ray_backfill.page.numbers import percent_sign
+from ray_backfill.page.numbers import percent_sign, upper
 
 if TYPE_CHECKING:
     from ray_backfill.compare.resolve import Comparison
 
-# Columns at the end of the table that have less to say.
-_MORE = 4
 _UNITS = {
     "cosine": ("least cosine similarity of a result", "cosine similarity"),
     "l2": ("largest l2 distance of a result", "l2 distance"),
@@ -79,8 +77,8 @@ def cutoff_table(comparison: "Comparison", *_: object) -> pd.DataFrame | None:
     """``CutoffRow``s; None without a cut-off, or a merge that translates it."""
     from ray_backfill.compare.cutoffs import measured_cutoffs
 
-    found = [block(CutoffRow, *each) for each in measured_cutoffs(comparison)]
-    return pd.concat(found, ignore_index=True) if found else None
+    blocks = [block(CutoffRow, *columns) for columns in measured_cutoffs(comparison)]
+    return pd.concat(blocks, ignore_index=True) if blocks else None
 
 
 @dataclass(frozen=True)
@@ -98,19 +96,19 @@ def cutoff_lines(results: ResultsData) -> list[CutoffLine]:
 
     Otherwise with that of the best method, or the first that translates.
     """
-    found: dict[tuple[str, str, str], dict[float, list[CutoffRow]]] = {}
+    points: dict[tuple[str, str, str], dict[float, list[CutoffRow]]] = {}
     for point in results.table_of("cutoffs"):
-        found.setdefault((point.method, point.order, point.merge), {}).setdefault(point.cutoff, []).append(point)
+        points.setdefault((point.method, point.order, point.merge), {}).setdefault(point.cutoff, []).append(point)
     best = results.best()
-    merges = [*([best.merge] if best else []), *dict.fromkeys(key[2] for key in found)]
+    merges = [*([best.merge] if best else []), *dict.fromkeys(key[2] for key in points)]
     lines = []
     for row in best_per_method(results, results.primary):
         wanted = [merge for merge in (row.merge, *merges) if merge != "raw"] + ["raw"]
-        merge = next((m for m in wanted if (row.method, row.order, m) in found), None)
+        merge = next((m for m in wanted if (row.method, row.order, m) in points), None)
         if row.method == OLD or merge is None:
             continue
-        for of_cutoff in found[row.method, row.order, merge].values():
-            half = min(of_cutoff, key=lambda each: abs(each.t - 0.5))
+        for of_cutoff in points[row.method, row.order, merge].values():
+            half = min(of_cutoff, key=lambda point: abs(point.t - 0.5))
             lines.append(CutoffLine(row, merge, half, of_cutoff[-1]))
     return lines
 
@@ -129,9 +127,8 @@ def section(results: ResultsData) -> page.Section | None:
     ends = "Precision and recall are in per cent, results per query. For every moment, see cutoffs.parquet."
     parts: list[page.Part] = [page.Sentences(told[True])]
     parts += [page.Folded("Every other method in words", [page.Sentences(told[False])])] if told[False] else []
-    few = table._replace(
-        heads=table.heads[:-_MORE], rows=[row._replace(cells=row.cells[:-_MORE]) for row in table.rows]
-    )
+    # The last four columns have less to say.
+    few = table._replace(heads=table.heads[:-4], rows=[row._replace(cells=row.cells[:-4]) for row in table.rows])
     names = sum(head.css == "name" for head in table.heads)
     return page.Section(
         "How should score cut-offs change?",
@@ -150,8 +147,7 @@ def sentence(results: ResultsData, line: CutoffLine) -> str:
     # References do not mix systems: they show at the end what the new model alone needs.
     at, when = (line.end, "at the end") if line.row.is_reference else (line.half, f"at t = {line.half.t:g}")
     given, forward, backward = (_number(results, each) for each in (at.cutoff, at.forward_cutoff, at.backward_cutoff))
-    name = line.row.title[:1].upper() + line.row.title[1:]
-    name += f" ({results.order_name(line.row.order)} order)" if _names_order(results, line.row) else ""
+    name = upper(line.row.title) + f" ({results.order_name(line.row.order)} order)" * _names_order(results, line.row)
     before = f"precision {percent_sign(at.precision_before)} before, {percent_sign(at.precision)} {when}"
     if at.forward_cutoff == at.cutoff and (at.backward_cutoff == at.cutoff or math.isnan(at.backward_cutoff)):
         return f"{name}, {line.merge} merge: {given} stays as it is; {before}."
@@ -165,7 +161,7 @@ def sentence(results: ResultsData, line: CutoffLine) -> str:
     return f"{name}, {line.merge} merge: {what}; {before}; {unchanged}."
 
 
-def table_line(results: ResultsData, line: CutoffLine, has_orders: bool) -> page.Line:
+def table_line(results: ResultsData, line: CutoffLine, has_orders: bool) -> page.TableLine:
     """A line of the table. The last columns have less to say."""
     half, end = line.half, line.end
     at, unchanged = f"t={half.t:g}", "if unchanged"

@@ -4,7 +4,6 @@ The table has every change of a first result with the items; ``replay`` finds th
 queries, from the curves.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,26 +52,22 @@ class FlipRow:
 
 def compute(comparison: "Comparison", curves: "Curves", _: object) -> pd.DataFrame:
     """``FlipRow``s of the curves whose first items were searched."""
-    blocks = list(_blocks(comparison, curves))
-    return pd.concat(blocks, ignore_index=True) if blocks else frame(FlipRow, []).astype(str)
-
-
-def _blocks(comparison: "Comparison", curves: "Curves") -> Iterator[pd.DataFrame]:
     query_ids, item_ids = (comparison.folder.queries or comparison.folder.gallery).id, comparison.folder.gallery.id
-    for (method, order, _), curve in curves.items():
-        found = curve.flips
-        if found is None:
-            continue
-        yield block(
+    blocks = [
+        block(
             FlipRow,
-            query_ids[curve.curve.scored[found.query]].astype(str),
+            query_ids[curve.curve.scored[flips.query]].astype(str),
             method,
             order,
-            curve.t[found.moment],
-            np.where(found.is_lost, LOST, WON),
-            *_told(found.after, item_ids),
-            *_told(found.before, item_ids),
+            curve.t[flips.moment],
+            np.where(flips.is_lost, LOST, WON),
+            *_told(flips.after, item_ids),
+            *_told(flips.before, item_ids),
         )
+        for (method, order, _), curve in curves.items()
+        if (flips := curve.flips) is not None
+    ]
+    return pd.concat(blocks, ignore_index=True) if blocks else frame(FlipRow, []).astype(str)
 
 
 def _told(first: "RankedLists", item_ids: NDArray[np.generic]) -> tuple[NDArray[np.generic], NDArray[np.generic]]:

@@ -27,8 +27,8 @@ def compute(_: object, curves: "Curves", __: object) -> list[PermutationRow] | N
     """One row for each curve that is a mean over several permutations; None without them."""
     rows = [
         PermutationRow(*key, metric, len(aucs_P), float(aucs_P.std(ddof=1)), float(aucs_P.min()), float(aucs_P.max()))
-        for key, found in curves.items()
-        for metric, aucs_P in found.permutation_aucs.items()
+        for key, curve in curves.items()
+        for metric, aucs_P in curve.permutation_aucs.items()
     ]
     return rows or None
 

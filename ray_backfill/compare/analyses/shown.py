@@ -5,7 +5,7 @@ Shapes: Q scored queries.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -20,8 +20,8 @@ from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.tables import OLD
 from ray_backfill.core.schema import rows_of
 from ray_backfill.page.numbers import NOTHING as DASH
-from ray_backfill.page.numbers import percent, percent_sign
-from ray_backfill.page.sections import Cell, Folded, Note, PageTable, Section, table_of, word
+from ray_backfill.page.numbers import percent, percent_sign, shorten, upper
+from ray_backfill.page.sections import Cell, Folded, Note, Section, table_of, word
 
 if TYPE_CHECKING:
     from ray_backfill.compare.replay import Curves, Flips, Key
@@ -32,16 +32,9 @@ if TYPE_CHECKING:
 
 # Values of the column ``kind``.
 WORST, BEST = "worst", "best"
-# Queries of each kind, and characters of a text that are kept.
-MOST, _CHARACTERS = 10, 160
-# A query whose average differs from old by less than this neither gains nor loses.
-_LEAST = 1e-9
-_TITLES = {WORST: "Queries that lose most", BEST: "Queries that gain most"}
+# Queries of each kind.
+MOST = 10
 _SYSTEMS = {BACKWARD: "not backfilled yet", FORWARD: "backfilled"}
-# An image as a run writes it.
-_IMAGE = re.compile(r"data:image/jpeg;base64,[A-Za-z0-9+/]+=*")
-_NAMED = 3  # queries that the terminal names
-_ID_CHARACTERS = 40  # of an id in the terminal
 
 
 @dataclass(frozen=True)
@@ -97,8 +90,9 @@ def compute(comparison: "Comparison", curves: "Curves", so_far: ResultsData) -> 
     """The worst and best queries of the row that the main sentence is about; None if only references took part."""
     metric = so_far.primary
     leading = next((row for row in so_far.candidates(metric) if not row.is_reference), None)
-    key = (leading.method, *leading.variant) if leading is not None else None
-    return (shown_queries(comparison.folder, curves, key, metric) or None) if key else None
+    if leading is None:
+        return None
+    return shown_queries(comparison.folder, curves, (leading.method, *leading.variant), metric) or None
 
 
 def first_results(curves: "Curves", shown: pd.DataFrame | None) -> dict[str, int]:
@@ -119,29 +113,28 @@ def shown_queries(folder: "EmbeddingFolder", curves: "Curves", key: "Key", metri
     from ray_backfill.data.cleaning import copied_from
     from ray_backfill.engine.statistics import auc_draws
 
-    found, old = curves[key], curves[of_reference(OLD, key[1])]
-    values, before = found.curve.per_query[metric], old.curve.per_query[metric][:, 0]
-    auc = auc_draws(found.curve.t, values, found.curve.is_step)
-    ranked = np.argsort(auc - before, kind="stable")
-    picked = [(WORST, q) for q in ranked[:MOST] if auc[q] - before[q] < -_LEAST]
-    # The reverse of a stable order: of equal queries, the first one comes first.
-    picked += [(BEST, q) for q in np.argsort(before - auc, kind="stable")[:MOST] if auc[q] - before[q] > _LEAST]
-    flips = found.known_flips
+    replayed, old = curves[key], curves[of_reference(OLD, key[1])]
+    curve, values, before = replayed.curve, replayed.curve.per_query[metric], old.curve.per_query[metric][:, 0]
+    auc = auc_draws(curve.t, values, curve.is_step)
+    # A query whose average differs from old by less than 1e-9 neither gains nor loses.
+    picked = [(WORST, q) for q in np.argsort(auc - before, kind="stable")[:MOST] if auc[q] - before[q] < -1e-9]
+    # Not the reverse of the first order: of equal queries, the first one comes first.
+    picked += [(BEST, q) for q in np.argsort(before - auc, kind="stable")[:MOST] if auc[q] - before[q] > 1e-9]
+    flips = replayed.known_flips
     decisive = [_decisive(flips, q, kind) for kind, q in picked]
     queries, gallery = folder.queries or folder.gallery, folder.gallery
-    scored = found.curve.scored
     root, _ = copied_from(folder.path)
-    names = _things(root, queries, scored[np.array([q for _, q in picked], np.int64)])
+    names = _things(root, queries, curve.scored[np.array([q for _, q in picked], np.int64)])
     known = [k for k in decisive if k is not None]
     items = np.unique(np.concatenate([flips.before.item[known], flips.after.item[known]]))
     shown_items = _things(root, gallery, items[items >= 0])
-    was_right, is_right = old.first_top1[:, 0], found.first_top1[:, 0]
+    was_right, is_right = old.first_top1[:, 0], replayed.first_top1[:, 0]
     return tuple(
         ShownQuery(
             kind,
             *key,
             metric,
-            *names[int(scored[q])],
+            *names[int(curve.scored[q])],
             float(before[q]),
             float(values[q, 0]),
             float(values[q, -1]),
@@ -149,7 +142,7 @@ def shown_queries(folder: "EmbeddingFolder", curves: "Curves", key: "Key", metri
             "" if was_right[q] == is_right[q] else LOST if was_right[q] else WON,
             int((flips.query == q).sum()),
             "" if k is None else (LOST if flips.is_lost[k] else WON),
-            float("nan") if k is None else float(found.t[flips.moment[k]]),
+            float("nan") if k is None else float(replayed.t[flips.moment[k]]),
             *_told(shown_items, flips.before, k),
             *_told(shown_items, flips.after, k),
         )
@@ -159,11 +152,11 @@ def shown_queries(folder: "EmbeddingFolder", curves: "Curves", key: "Key", metri
 
 def _decisive(flips: "Flips", query: int, kind: str) -> int | None:
     """The last loss of a worst query, or the last win of a best one; without one, the last change."""
-    own = np.flatnonzero(flips.query == query)
-    wanted = own[flips.is_lost[own] == (kind == WORST)]
+    changes = np.flatnonzero(flips.query == query)
+    wanted = changes[flips.is_lost[changes] == (kind == WORST)]
     if len(wanted):
         return int(wanted[-1])
-    return int(own[-1]) if len(own) else None
+    return int(changes[-1]) if len(changes) else None
 
 
 def _told(shown: Mapping[int, _Thing], first: "RankedLists", k: int | None) -> tuple[str, str, str, str]:
@@ -175,34 +168,23 @@ def _told(shown: Mapping[int, _Thing], first: "RankedLists", k: int | None) -> t
 
 def _things(folder: Path, table: "EmbeddingTable", rows: "IntArray") -> dict[int, _Thing]:
     from ray_backfill.data.columns import IMAGE, TEXT
-    from ray_backfill.images.decode import thumbnail
+    from ray_backfill.images.decode import read_inside, thumbnail
 
-    texts = table.pick(TEXT, rows)
-    images = table.pick(IMAGE, rows)
-    ids: Sequence[str] = table.id[rows].astype(str).tolist()
-    return {
-        int(row): _Thing(of_id, clean(text), thumbnail(_content(folder, image)))
-        for row, of_id, text, image in zip(rows, ids, texts, images, strict=True)
-    }
+    things, ids = {}, table.id[rows].astype(str).tolist()
+    for row, name, text, image in zip(rows, ids, table.pick(TEXT, rows), table.pick(IMAGE, rows), strict=True):
+        # Given as bytes, as a path below the folder, or as both, like Hugging Face does.
+        content = (image.get("bytes") or image.get("path")) if isinstance(image, dict) else image
+        if not isinstance(content, bytes):
+            content = read_inside(folder, content) if isinstance(content, str) else b""
+        things[int(row)] = _Thing(name, clean(text), thumbnail(content))
+    return things
 
 
-def clean(text: Any) -> str:
+def clean(text: Any, most: int = 160) -> str:
     """A text in one line, without control characters, cut if it is long; "" for anything else."""
     if not isinstance(text, str):
         return ""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 20 * _CHARACTERS]).split())
-    return line if len(line) <= _CHARACTERS else f"{line[: _CHARACTERS - 1]}\u2026"
-
-
-def _content(folder: Path, image: Any) -> bytes:
-    """The bytes of an image: given as bytes, as a path below the folder, or as both, like Hugging Face does."""
-    from ray_backfill.images.decode import read_inside
-
-    if isinstance(image, dict):
-        image = image.get("bytes") or image.get("path")
-    if isinstance(image, bytes):
-        return image
-    return read_inside(folder, image) if isinstance(image, str) else b""
+    return shorten(" ".join("".join(c if c.isprintable() else " " for c in text[: 20 * most]).split()), most)
 
 
 def section(results: ResultsData) -> Section | None:
@@ -223,34 +205,34 @@ def section(results: ResultsData) -> Section | None:
     )
     if several > 1:
         words += f"In a random order values are means over {several} permutations, and changes those of the first one."
-    kinds = {title: [row for row in rows if row.kind == kind] for kind, title in _TITLES.items()}
-    tables = [Folded(title, [_table(title, own)], own[0] is rows[0]) for title, own in kinds.items() if own]
+    tables = []
+    for kind, title in ((WORST, "Queries that lose most"), (BEST, "Queries that gain most")):
+        lines = [
+            [
+                ("query", Cell(_html(row.query, row.query_text, row.query_image))),
+                ("old service", Cell(percent(row.old))),
+                ("start", Cell(percent(row.start))),
+                ("end", Cell(percent(row.end))),
+                ("average", Cell(percent(row.auc))),
+                ("right first result", word(_change(row))),
+                ("first before", word(_html(row.before, row.before_text, row.before_image, row.before_system))),
+                ("first after", word(_html(row.first, row.first_text, row.first_image, row.first_system))),
+            ]
+            for row in rows
+            if row.kind == kind
+        ]
+        if lines:
+            tables.append(Folded(title, [table_of(title, lines, "things")], kind == rows[0].kind))
     has_images = any(row.query_image or row.before_image or row.first_image for row in rows)
     note = Note("All changes of all methods, with the items: flips.parquet.")
     return Section("What happened to whom?", [words, *tables, note], has_images, told(results))
 
 
-def _table(title: str, rows: Sequence[ShownQuery]) -> PageTable:
-    lines = [
-        [
-            ("query", Cell(_html(row.query, row.query_text, row.query_image))),
-            ("old service", Cell(percent(row.old))),
-            ("start", Cell(percent(row.start))),
-            ("end", Cell(percent(row.end))),
-            ("average", Cell(percent(row.auc))),
-            ("right first result", word(_change(row))),
-            ("first before", word(_html(row.before, row.before_text, row.before_image, row.before_system))),
-            ("first after", word(_html(row.first, row.first_text, row.first_image, row.first_system))),
-        ]
-        for row in rows
-    ]
-    return table_of(title, lines, "things")
-
-
 def _html(name: str, text: str, image: str, system: str = "") -> Markup:
     """A query or an item in a cell. Only images that a run wrote are shown."""
+    is_ours = re.fullmatch(r"data:image/jpeg;base64,[A-Za-z0-9+/]+=*", image)
     return Markup("{}{}{}{}").format(
-        Markup('<img class="thumb" src="{}" alt="">').format(image) if _IMAGE.fullmatch(image) else "",
+        Markup('<img class="thumb" src="{}" alt="">').format(image) if is_ours else "",
         name or DASH,
         Markup('<span class="text">{}</span>').format(text) if text else "",
         Markup('<span class="text faint">{}</span>').format(_SYSTEMS[system]) if system in _SYSTEMS else "",
@@ -279,9 +261,8 @@ def counted(results: ResultsData) -> str:
     if LOST not in counts or WON not in counts:
         return ""
     lost = f"{counts[LOST]:,} {'query loses' if counts[LOST] == 1 else 'queries lose'}"
-    of = shown_of(results)
     won = f"{counts[WON]:,} {'wins' if counts[WON] == 1 else 'win'} one"
-    return f"{of[:1].upper()}{of[1:]}: between the day of the switch and the end, {lost} a right first result, {won}."
+    return f"{upper(shown_of(results))}: between the day of the switch and the end, {lost} a right first result, {won}."
 
 
 def told(results: ResultsData) -> tuple[str, ...]:
@@ -292,14 +273,14 @@ def told(results: ResultsData) -> tuple[str, ...]:
     rows, best = results.table_of("shown"), results.best()
     if not rows or best is None or (best.method, *best.variant) != rows[0].key or not (said := counted(results)):
         return ()
-    worst = [row for row in rows if row.kind == WORST][:_NAMED]
-    names = ", ".join(f"{_short(row)} ({percent(row.old)} \u2192 {percent(row.auc)} on average)" for row in worst)
-    return (said, *([f"Queries that lose most: {names}. All changes: flips.parquet."] if worst else []))
-
-
-def _short(row: ShownQuery) -> str:
-    name = " ".join(row.query.split())
-    return name if len(name) <= _ID_CHARACTERS else f"{name[: _ID_CHARACTERS - 1]}\u2026"
+    worst = [
+        f"{shorten(' '.join(row.query.split()), 40)} ({percent(row.old)} \u2192 {percent(row.auc)} on average)"
+        for row in rows
+        if row.kind == WORST
+    ]
+    if not worst:
+        return (said,)
+    return said, f"Queries that lose most: {', '.join(worst[:3])}. All changes: flips.parquet."
 
 
 ANALYSES = (Analysis("shown", ShownQuery, compute, section, needs=("checks",), place=30),)

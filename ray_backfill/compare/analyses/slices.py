@@ -3,8 +3,9 @@
 Shapes: T reported points, DRAWS bootstrap draws.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import pandas as pd
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from ray_backfill.compare.analyses import Analysis, Rows
+from ray_backfill.compare.analyses import Analysis, TableRows
 from ray_backfill.compare.charts import interval_of
 from ray_backfill.compare.results import Line, ResultsData, Row, Variant, curves_of
 from ray_backfill.compare.selection import FEW, MAX_LINES
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ray_backfill.compare.replay import Curves, Key
     from ray_backfill.compare.resolve import Comparison
     from ray_backfill.data.query_groups import Slice
-    from ray_backfill.engine.replay import Curve
     from ray_backfill.engine.systems import IntArray
 
 # In the column ``group``: best group minus worst group.
@@ -89,7 +89,7 @@ class SliceRow:
     ]
 
 
-class _Part(NamedTuple):
+class _GroupCurve(NamedTuple):
     """A curve over the queries of a group. values: (T,). draws: (DRAWS, T), of the same queries in every curve."""
 
     queries: int
@@ -98,7 +98,7 @@ class _Part(NamedTuple):
     draws: NDArray[np.float64]
 
 
-def compute(comparison: "Comparison", curves: "Curves", _: object) -> Mapping[str, Rows] | None:
+def compute(comparison: "Comparison", curves: "Curves", _: object) -> Mapping[str, TableRows] | None:
     """Both tables; None without groups of queries."""
     how = comparison.evaluation
     if not comparison.slices:
@@ -112,86 +112,65 @@ def slice_tables(
     curves: "Curves", metrics: Sequence[str], slices: "Sequence[Slice]", margin: float
 ) -> tuple[pd.DataFrame, list[SliceRow]]:
     """``SubgroupPoint``s and ``SliceRow``s of every curve, also of old and new with a merge that changes them."""
-    from ray_backfill.engine.statistics import interval
+    from ray_backfill.compare.tabulate import limited, no_loss, of_reference
+    from ray_backfill.engine.statistics import ROUNDING, bootstrap_means, interval, lowest_limits
 
-    alone = {(*key[:2], merge): each for key, curve in curves.items() for merge, each in curve.with_merge.items()}
-    curves = {**curves, **alone}
-    found: list[pd.DataFrame] = []
-    rows: list[SliceRow] = []
+    curves = {
+        **curves,
+        **{(*key[:2], merge): alone for key, curve in curves.items() for merge, alone in curve.with_merge.items()},
+    }
     scored: IntArray = next(iter(curves.values())).curve.scored
-    for each in slices:
+
+    def curve_of_group(key: "Key", metric: str, is_own: NDArray[np.bool_]) -> _GroupCurve:
+        curve = curves[key].curve.of_queries(is_own)
+        draws = bootstrap_means(curve.per_query[metric], curve.weights)
+        return _GroupCurve(len(curve.scored), curve.t, curve.values(metric), draws)
+
+    points: list[pd.DataFrame] = []
+    rows: list[SliceRow] = []
+    for sliced in slices:
         values: dict[tuple[Key, str], list[NDArray[np.float64]]] = {}
         # Group by group: the draws of its queries are made once for all curves.
-        for group in np.unique(each.of_query[scored]):
-            is_own = each.of_query == group
-            for metric in metrics:
-                for key, own, old in _parts(curves, metric, is_own):
-                    names = (*key, metric, each.column, each.groups[group])
-                    low, high = interval(own.draws, own.queries)
-                    found.append(block(SubgroupPoint, *names, own.queries, own.t, own.values, low, high))
-                    rows.append(_row(names, own, old, margin))
-                    values.setdefault((key, metric), []).append(own.values)
+        for group, metric in product(np.unique(sliced.of_query[scored]), metrics):
+            is_own = sliced.of_query == group
+            olds: dict[Key, _GroupCurve] = {}
+            for key in curves:
+                old_key = of_reference(OLD, key[1])
+                if old_key not in olds:
+                    olds[old_key] = curve_of_group(old_key, metric, is_own)
+                own, old = curve_of_group(key, metric, is_own), olds[old_key]
+                names = (*key, metric, sliced.column, sliced.groups[group])
+                limits = interval(own.draws, own.queries)
+                points.append(block(SubgroupPoint, *names, own.queries, own.t, own.values, *limits))
+                values.setdefault((key, metric), []).append(own.values)
+                above_old = own.values - old.values
+                low, high = lowest_limits(own.draws - old.draws, above_old)
+                lowest, is_few = int(np.argmin(above_old)), own.queries < FEWEST_QUERIES
+                rows.append(
+                    SliceRow(
+                        *names,
+                        own.queries,
+                        float(own.values[0]),
+                        float(own.values[-1]),
+                        *limited(own.values[-1] - own.values[0], own.draws[:, -1] - own.draws[:, 0], own.queries),
+                        old=float(old.values[0]),
+                        lowest_vs_old=float(above_old[lowest]),
+                        lowest_vs_old_low=low,
+                        lowest_vs_old_high=high,
+                        lowest_at=float(own.t[lowest]),
+                        stays_at_old=UNDECIDED if is_few else no_loss(low, high, margin, ROUNDING),
+                    )
+                )
         for (key, metric), of_groups in values.items():
             gap, t = np.max(of_groups, axis=0) - np.min(of_groups, axis=0), curves[key].curve.t
-            found.append(block(SubgroupPoint, *key, metric, each.column, GAP, len(scored), t, gap, np.nan, np.nan))
-    return pd.concat(found, ignore_index=True), rows
-
-
-def _parts(curves: "Curves", metric: str, is_own: NDArray[np.bool_]) -> "Iterator[tuple[Key, _Part, _Part]]":
-    """Each curve over the queries of a group, with that of the old service."""
-    from ray_backfill.compare.tabulate import of_reference
-
-    olds: dict[Key, _Part] = {}
-    for key, found in curves.items():
-        old_key = of_reference(OLD, key[1])
-        if old_key not in olds:
-            olds[old_key] = _part(curves[old_key].curve.of_queries(is_own), metric)
-        yield key, _part(found.curve.of_queries(is_own), metric), olds[old_key]
-
-
-def _part(curve: "Curve", metric: str) -> _Part:
-    from ray_backfill.engine.statistics import bootstrap_means
-
-    draws = bootstrap_means(curve.per_query[metric], curve.weights)
-    return _Part(len(curve.scored), curve.t, curve.values(metric), draws)
-
-
-def _row(names: tuple[str, str, str, str, str, str], own: _Part, old: _Part, margin: float) -> SliceRow:
-    from ray_backfill.compare.tabulate import limited
-    from ray_backfill.engine.statistics import lowest_limits
-
-    above_old = own.values - old.values
-    low, high = lowest_limits(own.draws - old.draws, above_old)
-    lowest = int(np.argmin(above_old))
-    return SliceRow(
-        *names,
-        own.queries,
-        float(own.values[0]),
-        float(own.values[-1]),
-        *limited(own.values[-1] - own.values[0], own.draws[:, -1] - own.draws[:, 0], own.queries),
-        old=float(old.values[0]),
-        lowest_vs_old=float(above_old[lowest]),
-        lowest_vs_old_low=low,
-        lowest_vs_old_high=high,
-        lowest_at=float(own.t[lowest]),
-        stays_at_old=_verdict(own.queries, low, high, margin),
-    )
-
-
-def _verdict(queries: int, low: float, high: float, margin: float) -> str:
-    from ray_backfill.engine.statistics import ROUNDING
-
-    if queries < FEWEST_QUERIES:
-        return UNDECIDED
-    if low >= -margin - ROUNDING:
-        return YES
-    return NO if high < -ROUNDING else UNDECIDED
+            points.append(block(SubgroupPoint, *key, metric, sliced.column, GAP, len(scored), t, gap, np.nan, np.nan))
+    return pd.concat(points, ignore_index=True), rows
 
 
 def slice_rows(results: ResultsData, row: Row) -> list[SliceRow]:
     """What the method of a row does to each group of queries."""
     key = row.method, row.order, row.merge, row.metric
-    return [each for each in results.table_of("slices") if (each.method, each.order, each.merge, each.metric) == key]
+    return [of for of in results.table_of("slices") if (of.method, of.order, of.merge, of.metric) == key]
 
 
 def slice_sentences(results: ResultsData, row: Row) -> list[str]:
@@ -199,14 +178,13 @@ def slice_sentences(results: ResultsData, row: Row) -> list[str]:
     rows = slice_rows(results, row)
     if not rows:
         return []
-    below = sorted((each for each in rows if each.stays_at_old == NO), key=lambda each: each.lowest_vs_old)
-    few = sum(each.queries < FEWEST_QUERIES for each in rows)
+    below = sorted((group for group in rows if group.stays_at_old == NO), key=lambda group: group.lowest_vs_old)
+    few = sum(group.queries < FEWEST_QUERIES for group in rows)
     said = f"No group of queries is shown to fall below the old service in {row.metric}."
     if below:
         told = [
-            f"{each.slice} {each.group} by {points(-each.lowest_vs_old)} at {percent_sign(each.lowest_at, 0)} of the "
-            "backfill"
-            for each in below[:FEW]
+            f"{of.slice} {of.group} by {points(-of.lowest_vs_old)} at {percent_sign(of.lowest_at, 0)} of the backfill"
+            for of in below[:FEW]
         ]
         told += [f"{len(below) - FEW} more"] if len(below) > FEW else []
         said = f"These groups of queries fall below the old service in {row.metric}: {listed(told, 'and')}."
@@ -225,7 +203,26 @@ def section(results: ResultsData) -> page.Section | None:
         note = "The best method, once per subgroup of queries, and the gap between the best and the worst subgroup."
         parts.append(page.Note(f"{note} For all methods, see subgroups.parquet."))
     for column in dict.fromkeys(row.slice for row in rows):
-        parts += [page.Title(f"By {column}"), _table(column, [row for row in rows if row.slice == column])]
+        lines = []
+        for row in (row for row in rows if row.slice == column):
+            is_below = {NO: "yes", YES: "no"}.get(row.stays_at_old, "not decided")
+            lines.append(
+                [
+                    (column, page.Cell(row.group)),
+                    ("queries", page.number(f"{row.queries:,}", row.queries)),
+                    ("old service", page.share(row.old)),
+                    ("start", page.share(row.start)),
+                    ("end", page.share(row.end)),
+                    ("end minus start", page.share(row.change)),
+                    ("95 % interval", page.limits(row.change_low, row.change_high)),
+                    ("lowest against old", page.share(row.lowest_vs_old)),
+                    ("95 % interval", page.limits(row.lowest_vs_old_low, row.lowest_vs_old_high)),
+                    ("at", page.number(percent_sign(row.lowest_at, 0), row.lowest_at)),
+                    ("below old?", page.word(TOO_FEW if row.queries < FEWEST_QUERIES else is_below)),
+                ]
+            )
+        table = page.table_of(f"What the upgrade does to the queries by {column}", lines)
+        parts += [page.Title(f"By {column}"), table]
     words = Markup(
         "The best method, {} of each group of queries in per cent, differences in points. Lowest against old: where "
         "the group is furthest below the old service, or least above it, at the reported moments; its interval holds "
@@ -236,39 +233,15 @@ def section(results: ResultsData) -> page.Section | None:
     return page.Section("Which subgroups benefit, and when?", [*parts, *([page.Note(words)] if rows else [])])
 
 
-def _table(column: str, rows: list[SliceRow]) -> page.PageTable:
-    lines = [
-        [
-            (column, page.Cell(row.group)),
-            ("queries", page.number(f"{row.queries:,}", row.queries)),
-            ("old service", page.share(row.old)),
-            ("start", page.share(row.start)),
-            ("end", page.share(row.end)),
-            ("end minus start", page.share(row.change)),
-            ("95 % interval", page.limits(row.change_low, row.change_high)),
-            ("lowest against old", page.share(row.lowest_vs_old)),
-            ("95 % interval", page.limits(row.lowest_vs_old_low, row.lowest_vs_old_high)),
-            ("at", page.number(percent_sign(row.lowest_at, 0), row.lowest_at)),
-            ("below old?", page.word(_is_below(row))),
-        ]
-        for row in rows
-    ]
-    return page.table_of(f"What the upgrade does to the queries by {column}", lines)
-
-
-def _is_below(row: SliceRow) -> str:
-    return TOO_FEW if row.queries < FEWEST_QUERIES else {NO: "yes", YES: "no"}.get(row.stays_at_old, "not decided")
-
-
 def group_lines(results: ResultsData) -> dict[tuple[str, Variant, str], dict[str, Line]]:
     """(method, variant, metric) -> curve of each group of the first slice, and of the gap; {} without slices."""
-    found: dict[tuple[str, Variant, str], dict[str, Line]] = {}
+    lines: dict[tuple[str, Variant, str], dict[str, Line]] = {}
     if "subgroups" in results.tables:
         table = results.tables.frame("subgroups")
         for group, part in table[table["slice"] == table["slice"].iloc[0]].groupby("group", sort=False):
             for key, line in curves_of(part, Line).items():
-                found.setdefault(key, {})[printable(str(group))] = line
-    return found
+                lines.setdefault(key, {})[printable(str(group))] = line
+    return lines
 
 
 def subgroup_charts(results: ResultsData) -> list[Chart]:

@@ -11,7 +11,7 @@ from ray_backfill.compare.analyses import Analysis
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.progress import detail
-from ray_backfill.page.numbers import interval, points
+from ray_backfill.page.numbers import in_brackets, points, upper
 from ray_backfill.page.sections import Cell, Section, limits, share, table_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def judge(comparison: "Comparison", *_: object) -> list[UnseenClasses] | None:
     if not methods or part is None or part.label is None:
         return None
     metric, labels = how.metrics[0], list[NDArray[Any]]()
-    found: dict[tuple[str, bool], list[NDArray[np.float64]]] = defaultdict(list)
+    areas: dict[tuple[str, bool], list[NDArray[np.float64]]] = defaultdict(list)
     with detail("judge on unseen classes"):
         for (classes, own), other in ((halves[0], halves[1][1]), (halves[1], halves[0][1])):
             items = part.take(np.flatnonzero(np.isin(part.label, classes))).drawn(MOST_ITEMS, how.order_seed)
@@ -59,9 +59,9 @@ def judge(comparison: "Comparison", *_: object) -> list[UnseenClasses] | None:
                 replayed = [*find_methods((OLD, NEW)), *methods]
                 curves = replay_on_validation(items, replayed, maps, metric, how.distance, how.order_seed)
                 for (name, _merge), curve in curves.items():
-                    found[name, is_seen].append(auc_draws(curve.t, curve.per_query[metric], curve.is_step))
+                    areas[name, is_seen].append(auc_draws(curve.t, curve.per_query[metric], curve.is_step))
             labels.append(items.label[curves[OLD, RAW.name].scored])
-    value_Q = {key: np.concatenate(values) for key, values in found.items()}
+    value_Q = {key: np.concatenate(values) for key, values in areas.items()}
     class_Q = np.unique(np.concatenate(labels), return_inverse=True)[1]
     return [_row(method.name, metric, value_Q, class_Q) for method in methods]
 
@@ -96,7 +96,7 @@ def sentence(results: ResultsData, method: str) -> str:
     gained = _compared(row.gain, row.gain_low, row.gain_high)
     apart = _compared(row.difference, row.low, row.high)
     return (
-        f"{title[:1].upper()}{title[1:]} learns from labels, and training has seen the classes of all queries. On "
+        f"{upper(title)} learns from labels, and training has seen the classes of all queries. On "
         f"classes held out from training its {row.metric} is {gained} than the old service\u2019s, and {apart} than on "
         f"classes that it has seen; measured on {row.queries:,} train items, by fits on half of the classes each."
     )
@@ -104,8 +104,9 @@ def sentence(results: ResultsData, method: str) -> str:
 
 def _compared(value: float, low: float, high: float) -> str:
     """A difference in words: "2.1 points lower (95 % interval 1.0 to 3.2)"."""
-    side, limits_ = ("higher", (low, high)) if value >= 0 else ("lower", (-high, -low))
-    return f"{points(abs(value))} {side} (95 % interval {interval(*limits_)})"
+    if value < 0:
+        return f"{points(-value)} lower{in_brackets(-high, -low)}"
+    return f"{points(value)} higher{in_brackets(low, high)}"
 
 
 def section(results: ResultsData) -> Section | None:

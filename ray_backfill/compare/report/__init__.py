@@ -7,22 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
 from ray_backfill.compare.analyses import all_analyses
-from ray_backfill.compare.results import Line, Pair, ResultsData, Row, Tables, Trace, Variant, curves_of
-from ray_backfill.compare.tables import (
-    FLIP_METRICS,
-    FORMAT,
-    SPINE,
-    CurvePoint,
-    DifferenceRow,
-    Manifest,
-    SummaryRow,
-    Traits,
-)
+from ray_backfill.compare.results import DifferenceKey, Line, ResultsData, Row, Tables, Trace, Variant, curves_of
+from ray_backfill.compare.tables import FLIP_METRICS, FORMAT, SPINE, CurvePoint, DifferenceRow, Manifest, SummaryRow
 from ray_backfill.core.errors import InputError, local_path, unknown_name
 from ray_backfill.core.schema import block, frame, read_manifest, read_table, rows_of
 from ray_backfill.page import Compared, Difference, Differences, html_table, make_differences
@@ -42,8 +33,6 @@ __all__ = ["REPORT_FILES", "Results", "print_first_table", "print_table", "read_
 
 # What ``write_report`` writes.
 REPORT_FILES = ("curves.png", "report.html")
-# Read by those who compare methods query by query, not by reports: ten times as large as all others.
-_BY_QUERY = ("queries", "query_values")
 AGAIN = "run simulate again"
 FigureName = Literal["curves", "gain", "orders", "flips", "subgroups"]
 
@@ -170,16 +159,16 @@ class Results(ResultsData):
         from ray_backfill.compare.selection import find_row, rivals, variant_cells
 
         row = find_row(self, method, metric or self.primary, order, merge)
-        found = rivals(self, row)
-        missing = [name for name in others if all(other.method != name for other, _ in found)]
-        if missing or not found:
+        compared = rivals(self, row)
+        missing = [name for name in others if all(other.method != name for other, _ in compared)]
+        if missing or not compared:
             raise InputError(
                 f"these results do not compare {row.method} with {missing[0] if missing else 'anything'} in "
                 f"{row.metric}; their methods: {', '.join(self.methods)}"
             )
         lines = [
             Compared({"other": self.name(other)} | variant_cells(self, other), row.auc, other.auc, difference)
-            for other, difference in found
+            for other, difference in compared
             if not others or other.method in others
         ]
         of_variant = f" ({self.label(row.variant)})" if self.group(row) else ""
@@ -205,8 +194,8 @@ class Results(ResultsData):
         """
         from ray_backfill.compare.selection import crossings, find_row
 
-        found = crossings(self, find_row(self, method, metric or self.primary, order, merge))
-        rows = [(each.row.method, *each.row.variant, each.start, each.end, each.lead) for each in found]
+        stretches = crossings(self, find_row(self, method, metric or self.primary, order, merge))
+        rows = [(row.method, *row.variant, start, end, lead) for row, start, end, lead in stretches]
         return pd.DataFrame(rows, columns=["method", "order", "merge", "start", "end", "lead"])
 
     def __repr__(self) -> str:
@@ -235,10 +224,8 @@ def read_results(folder: str | Path) -> Results:
     Raises:
         InputError: The folder, a file, a column or a key is missing, or the files contradict each other.
     """
-
     data = read_data(folder)
-    found: dict[str, Any] = {each.name: getattr(data, each.name) for each in fields(data)}
-    return Results(**found)
+    return Results(**{field.name: getattr(data, field.name) for field in fields(data)})
 
 
 def read_data(folder: str | Path) -> ResultsData:
@@ -252,39 +239,27 @@ def read_data(folder: str | Path) -> ResultsData:
         folder = folder / "results"
     if not folder.is_dir():
         raise InputError(f"no results folder at {folder}: give the --out folder of a simulate run")
-    manifest = _manifest(folder / "manifest.json")
-    found = {
-        name: read_table(folder / f"{name}.parquet", kind, AGAIN)
-        for name, kind in SPINE.items()
-        if name not in _BY_QUERY
-    }
-    found |= {
+    path = folder / "manifest.json"
+    recorded = read_manifest(path, ("primary_metric", "traits"), AGAIN, FORMAT)
+    try:
+        manifest = Manifest.from_json(recorded)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InputError(f"{path} was written by another version ({error}): {AGAIN} with this version") from error
+    # Those who compare methods query by query read the others, not reports: they are ten times as large as all these.
+    spine = {name: kind for name, kind in SPINE.items() if name not in ("queries", "query_values")}
+    tables = {name: read_table(folder / f"{name}.parquet", kind, AGAIN) for name, kind in spine.items()}
+    tables |= {
         name: read_table(folder / f"{name}.parquet", kind, AGAIN, may_be_empty=True)
         for analysis in all_analyses()
         for name, kind in analysis.tables.items()
         if analysis.is_read and (folder / f"{name}.parquet").exists()
     }
-    results = results_of(found, manifest, folder / "manifest.json")
-    _check(results, folder)
-    return results
-
-
-def results_of(
-    tables: Mapping[str, pd.DataFrame], manifest: Manifest, path: Path = Path("manifest.json")
-) -> ResultsData:
-    """Results from tables in memory, by name. path: the manifest's path, for errors."""
-    kinds = {name: kind for analysis in all_analyses() for name, kind in analysis.tables.items()}
-    return ResultsData(
-        _rows(tables["summary"], manifest.traits, path),
-        curves_of(tables["curves"], Line),
-        *_differences(rows_of(DifferenceRow, tables["differences"])),
-        curves_of(tables["moments"], Trace),
-        manifest,
-        Tables({name: (kind, tables[name]) for name, kind in kinds.items() if name in tables}),
-    )
-
-
-def _check(results: ResultsData, folder: Path) -> None:
+    traits, summary = manifest.traits, tables["summary"]
+    for column, known in (("method", traits.methods), ("order", traits.orders), ("merge", traits.merges)):
+        unknown = [name for name in summary[column].unique() if name not in known]
+        if unknown:
+            raise InputError(f"{path} has no traits of the {column} {unknown[0]}, which summary.parquet lists: {AGAIN}")
+    results = results_of(tables, manifest)
     if not any(row.metric == results.primary for row in results.rows):
         raise InputError(
             f"{folder / 'summary.parquet'} has no rows for the primary metric {results.primary!r}: {AGAIN}"
@@ -295,40 +270,33 @@ def _check(results: ResultsData, folder: Path) -> None:
                 f"{folder / 'curves.parquet'} has no curve for {row.method}, {row.order} order, "
                 f"{row.merge} merge, {row.metric}, which summary.parquet lists: {AGAIN}"
             )
+    return results
 
 
-def _manifest(path: Path) -> Manifest:
-    found = read_manifest(path, ("primary_metric", "traits"), AGAIN, FORMAT)
-    try:
-        return Manifest.from_json(found)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise InputError(f"{path} was written by another version ({error}): {AGAIN} with this version") from error
-
-
-def _rows(table: pd.DataFrame, traits: Traits, path: Path) -> tuple[Row, ...]:
-    for column, known in (("method", traits.methods), ("order", traits.orders), ("merge", traits.merges)):
-        unknown = [name for name in table[column].unique() if name not in known]
-        if unknown:
-            raise InputError(f"{path} has no traits of the {column} {unknown[0]}, which summary.parquet lists: {AGAIN}")
-    rows = []
-    for row in rows_of(SummaryRow, table):
+def results_of(tables: Mapping[str, pd.DataFrame], manifest: Manifest) -> ResultsData:
+    """Results from tables in memory, by name."""
+    traits, rows = manifest.traits, []
+    for row in rows_of(SummaryRow, tables["summary"]):
         method, is_oracle = traits.methods[row.method], traits.orders[row.order].is_oracle
         rows.append(
             Row(**vars(row), is_reference=method.is_reference, is_baseline=method.is_baseline, is_oracle=is_oracle)
         )
-    return tuple(rows)
-
-
-def _differences(rows: list[DifferenceRow]) -> tuple[dict[Pair, Difference], dict[Pair, Difference]]:
-    """The differences with the limits of each, and with those that hold for many at once."""
-    found: dict[Pair, Difference] = {}
-    at_once: dict[Pair, Difference] = {}
-    for row in rows:
-        own = row.method, Variant(row.order, row.merge)
-        other = row.other_method, Variant(row.other_order, row.other_merge)
-        found[own, other, row.metric] = Difference(row.difference, row.low, row.high)
-        at_once[own, other, row.metric] = Difference(row.difference, row.low_at_once, row.high_at_once)
-    return found, at_once
+    differences: dict[DifferenceKey, Difference] = {}
+    at_once: dict[DifferenceKey, Difference] = {}
+    for of in rows_of(DifferenceRow, tables["differences"]):
+        key = (of.method, Variant(of.order, of.merge)), (of.other_method, Variant(of.other_order, of.other_merge))
+        differences[*key, of.metric] = Difference(of.difference, of.low, of.high)
+        at_once[*key, of.metric] = Difference(of.difference, of.low_at_once, of.high_at_once)
+    kinds = {name: kind for analysis in all_analyses() for name, kind in analysis.tables.items()}
+    return ResultsData(
+        tuple(rows),
+        curves_of(tables["curves"], Line),
+        differences,
+        at_once,
+        curves_of(tables["moments"], Trace),
+        manifest,
+        Tables({name: (kind, tables[name]) for name, kind in kinds.items() if name in tables}),
+    )
 
 
 def write_report(folder: Path) -> None:

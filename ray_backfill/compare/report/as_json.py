@@ -31,7 +31,7 @@ def as_json(results: ResultsData, folder: Path) -> dict[str, Any]:
         "gallery_items": results.manifest.data["gallery_items"],
         "best": getattr(results.best(), "method", None),
         "results": [_row(results, row) for row in results.rows],
-        "left_out": [asdict(each) for each in results.manifest.left_out],
+        "left_out": [asdict(missing) for missing in results.manifest.left_out],
         "folder": str(folder),
     }
     return {name: json_value(value) for name, value in document.items()}

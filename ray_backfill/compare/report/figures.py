@@ -13,30 +13,30 @@ from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.selection import drawn_in_words, drawn_rows, is_large, shown_rows
 from ray_backfill.page import drawing
 from ray_backfill.page.charts import FAINT, INK, Chart
-from ray_backfill.page.numbers import percent_sign
+from ray_backfill.page.numbers import percent_sign, shorten
 
 
 def curves_figure(results: ResultsData) -> Figure:
     """The main figure: one panel per metric, or per order and merge if there are several of those."""
-    found = charts.curve_charts(results)
+    shown = charts.curve_charts(results)
     if len(results.variants) > 1:
-        found = found[: len(charts.drawn_variants(results))]  # those of the primary metric
-    return drawing.panels_figure(found)
+        shown = shown[: len(charts.drawn_variants(results))]  # those of the primary metric
+    return drawing.panels_figure(shown)
 
 
 def flips_figure(results: ResultsData) -> Figure | None:
     """Negative and positive flips over progress; None if the folder has no flip curves."""
-    found = flip_charts(results, results.best_variant)
-    if not found:
+    flips = flip_charts(results, results.best_variant)
+    if not flips:
         return None
-    shown, notes = found[0].shown, found[0].notes
-    lines = (len(found) + 1) // 2
+    shown, notes = flips[0].shown, flips[0].notes
+    lines = (len(flips) + 1) // 2
     height = max(2.75 * lines, drawing.ENTRY_IN * (len(shown) + len(notes) + 2.5))
     figure = drawing.blank_figure(height)
     longest = drawing.legend_width([curve.title for curve in shown])
     ratios = (1.45, 1.45, 1) if longest == drawing.SHORT else (1.2, 1.2, 1.25)
     grid = figure.add_gridspec(lines, 3, width_ratios=ratios)
-    for index, chart in enumerate(found):
+    for index, chart in enumerate(flips):
         plot = figure.add_subplot(grid[index // 2, index % 2])
         drawing.dress(plot, chart.title.replace(" against", "\nagainst"), chart.unit)
         drawing.draw(plot, chart, chart.shown)
@@ -66,7 +66,7 @@ def gain_figure(results: ResultsData) -> Figure:
     drawing.dress(plot, f"{title} ({notes[0]})" if notes else title, "")
     for x in (0, 100):
         plot.axvline(x, color=FAINT, linewidth=1, linestyle="-" if x == 0 else "--", zorder=0)
-    plot.set_yticks(range(len(rows)), [drawing.shorten(n, 34) for n in names], parse_math=False)
+    plot.set_yticks(range(len(rows)), [shorten(n, 34) for n in names], parse_math=False)
     plot.invert_yaxis()
     plot.grid(False)
     plot.set_xlim(min(0.0, *widths) * 1.1, max(100.0, *widths) * 1.12)
@@ -74,8 +74,8 @@ def gain_figure(results: ResultsData) -> Figure:
     return figure
 
 
-def _alone(found: Sequence[Chart]) -> Figure | None:
-    return drawing.panels_figure(found) if found else None
+def _alone(shown: Sequence[Chart]) -> Figure | None:
+    return drawing.panels_figure(shown) if shown else None
 
 
 # What ``Results.plot`` draws, by name; None where the results have nothing to show.

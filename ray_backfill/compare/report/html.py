@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ray_backfill.compare import charts, selection
 from ray_backfill.compare.analyses import sections
@@ -13,20 +12,12 @@ from ray_backfill.compare.report.verdict import basis, conditions, in_two, verdi
 from ray_backfill.compare.results import ResultsData, Row, Variant
 from ray_backfill.compare.tables import OLD
 from ray_backfill.page.heading import date_of, name_of, recipe_of, top_notes, without_folders
-from ray_backfill.page.numbers import NOTHING, listed, percent, percent_sign
+from ray_backfill.page.numbers import NOTHING, listed, percent, percent_sign, upper
 from ray_backfill.page.parts import bind, data_facts, flatten, page_charts, page_environment
-from ray_backfill.page.sections import Cell, Line, PageTable, limits, number, share, table_of, word
+from ray_backfill.page.sections import Cell, PageTable, TableLine, limits, number, share, table_of, word
 
 FEW_RIVALS = 10  # number of the closest other methods shown without unfolding
 DARKEST = 0.5  # opacity at which text stays readable
-CONDITIONS = ("starts no worse than old", "ends no worse than new", "never falls")
-# Field of ``Answers`` -> its question.
-QUESTIONS = {
-    "which": "Which method?",
-    "when": "When to switch?",
-    "cost": "What does it cost?",
-    "risk": "What is at risk?",
-}
 
 
 def render(results: ResultsData) -> str:
@@ -36,6 +27,12 @@ def render(results: ResultsData) -> str:
     act, rest = in_two(verdict(results))
     template = page_environment(Path(__file__).parent).get_template("report.html.jinja")
     seed = [("seed", str(manifest.seed))] if manifest.seed is not None else []
+    kinds = {
+        "oracle orders": any(row.is_bound for row in results.rows),
+        "cascades": results.recalling,
+        "methods marked \u2021": results.unlearned,
+    }
+    never_bold = [name for name, there in kinds.items() if there]
     return template.render(
         results=results,
         facts=manifest.data,
@@ -68,7 +65,9 @@ def render(results: ResultsData) -> str:
         sections=analyses,
         has_images=any(section.has_images for section in analyses),
         tuned=tuned_table(results),
-        **_left_out(results),
+        never_bold=f" (without {listed(never_bold, 'and')})" if never_bold else "",
+        unlearned_note=selection.UNLEARNED_NOTE if results.unlearned else "",
+        left_out=[(", ".join(names), without_folders(why)) for why, names in selection.left_out(results).items()],
         glossary=selection.glossary(results),
         command=without_folders(manifest.command),
         data=data_facts(manifest.data),
@@ -78,34 +77,24 @@ def render(results: ResultsData) -> str:
     )
 
 
-def _left_out(results: ResultsData) -> dict[str, Any]:
-    """Rows that are never bold, methods that did not learn, and methods that were not compared."""
-    bounds = any(row.is_bound for row in results.rows)
-    kinds = (("oracle orders", bounds), ("cascades", results.recalling), ("methods marked \u2021", results.unlearned))
-    names = [name for name, there in kinds if there]
-    return {
-        "never_bold": f" (without {listed(names, 'and')})" if names else "",
-        "unlearned_note": selection.UNLEARNED_NOTE if results.unlearned else "",
-        "left_out": [(", ".join(names), without_folders(why)) for why, names in selection.left_out(results).items()],
-    }
-
-
 def _questions(results: ResultsData) -> list[tuple[str, list[str]]]:
     """Question -> its answers; without the verdict, which stands above them, and without questions that do not arise.
 
     If nothing is recommended, what remains to be said has no heading.
     """
-    found, best = vars(answers.answer(results)), results.best()
-    is_recommended = bool(found["when"])
-    told = {name: [s for s in found[name] if s != verdict(results)] for name in QUESTIONS}
+    answer, best = answers.answer(results), results.best()
+    is_recommended = bool(answer.when)
+    which = [sentence for sentence in answer.which if sentence != verdict(results)]
     if is_recommended and best is not None:
         value = percent_sign(best.auc, results.digits(best.metric))
-        told["which"].insert(0, f"{best.title[:1].upper()}{best.title[1:]}: {value} {best.metric} on average.")
-    return [
-        (question if is_recommended else "", [bind(sentence) for sentence in told[name]])
-        for name, question in QUESTIONS.items()
-        if told[name]
-    ]
+        which.insert(0, f"{upper(best.title)}: {value} {best.metric} on average.")
+    told = {
+        "Which method?": which,
+        "When to switch?": answer.when,
+        "What does it cost?": answer.cost,
+        "What is at risk?": answer.risk,
+    }
+    return [(question if is_recommended else "", [*map(bind, said)]) for question, said in told.items() if said]
 
 
 def _numbers(results: ResultsData, metric: str) -> tuple[PageTable, PageTable | None]:
@@ -130,7 +119,7 @@ def numbers_table(results: ResultsData, metric: str, rows: Sequence[Row], by_met
     )
 
 
-def _number_line(results: ResultsData, row: Row, is_primary: bool) -> Line:
+def _number_line(results: ResultsData, row: Row, is_primary: bool) -> TableLine:
     # Old and new are what the conditions and milestones compare with.
     marks = ("", "", "") if row.is_end else conditions(results, row)
     line = [
@@ -146,17 +135,24 @@ def _number_line(results: ResultsData, row: Row, is_primary: bool) -> Line:
     if selection.is_retention(results):
         del steps[1]
     else:
-        gain = number(percent_sign(row.gain, 0), row.gain, "gain")
-        line.append(("gain", gain._replace(width=0.0 if row.is_end else _bar(row))))
-    fall, mark = answers.fall_cell(results, row, marks[2])
-    cells = (share(row.start), share(row.end), number(fall, row.largest_fall))
-    for head, cell, of, words in zip(
-        ("start", "end", "largest fall"), cells, (*marks[:2], mark), CONDITIONS, strict=True
+        # The bar's width in per cent of its cell; 60 % stands for a gain of 125 % or more.
+        has_bar = math.isfinite(row.gain) and not row.is_end
+        width = round(min(max(row.gain, 0.0), 1.25) / 1.25 * 60, 1) if has_bar else 0.0
+        line.append(("gain", number(percent_sign(row.gain, 0), row.gain, "gain")._replace(width=width)))
+    fall, fall_mark = answers.fall_cell(results, row, marks[2])
+    for head, cell, mark, words in (
+        ("start", share(row.start), marks[0], "starts no worse than old"),
+        ("end", share(row.end), marks[1], "ends no worse than new"),
+        ("largest fall", number(fall, row.largest_fall), fall_mark, "never falls"),
     ):
-        line.append((head, cell._replace(mark=of, mark_words=words)))
-    for head, *found in steps:
-        unknown = row.is_end or (head == "half gain from" and math.isnan(row.gain))
-        line.append((head, Cell(NOTHING, "") if unknown else _moment(*found)))
+        line.append((head, cell._replace(mark=mark, mark_words=words)))
+    for head, t, low, high in steps:
+        if row.is_end or (head == "half gain from" and math.isnan(row.gain)):
+            line.append((head, Cell(NOTHING, "")))
+            continue
+        # With its 95 % interval where this is more than the milestone: "12 % (5 % to 31 %)".
+        more = f" ({answers.moment(low)} to {answers.moment(high)})" * (not math.isnan(low) and not low == t == high)
+        line.append((head, number(f"{answers.moment(t)}{more}", t if math.isfinite(t) else 2.0)))
     if is_primary:
         line += [("flips vs old", share(row.negative_flips_vs_old_max))]
         line += [("flips vs own start", share(row.negative_flips_max))]
@@ -171,53 +167,44 @@ def _named(results: ResultsData, row: Row, head: str = "method") -> list[tuple[s
     ]
 
 
-def _moment(t: float, low: float, high: float) -> Cell:
-    """A milestone with its 95 % interval where this is more than the milestone: "12 % (5 % to 31 %)"."""
-    more = f" ({answers.moment(low)} to {answers.moment(high)})" * (not math.isnan(low) and not low == t == high)
-    return number(f"{answers.moment(t)}{more}", t if math.isfinite(t) else 2.0)
-
-
-def _bar(row: Row) -> float:
-    """Width of a gain's bar in per cent of its cell; 60 % stands for a gain of 125 % or more."""
-    return round(min(max(row.gain, 0.0), 1.25) / 1.25 * 60, 1) if math.isfinite(row.gain) else 0.0
-
-
 def _rivals(results: ResultsData) -> list[tuple[str, PageTable, PageTable | None]]:
     """Heading, table, and the table of all rows if they are too many for the first; [] if nothing was compared."""
     best = results.best()
-    found = selection.rivals(results, best) if best else []
-    if best is None or not found:
+    compared = selection.rivals(results, best) if best else []
+    if best is None or not compared:
         return []
     if not selection.is_large(results):
-        return [("", leads_table(results, found), None)]
+        return [("", leads_table(results, compared), None)]
     words = selection.choice(results)
-    of_others = f"The closest other methods{', in the same ' + words if words else ''}"
-    of_variants = f"The same method in another {words.replace(' and ', ' or ')}"
-    parts: list[tuple[str, selection.Compared]] = [
-        (of_others, [pair for pair in found if pair[0].method != best.method]),
-        (of_variants, [pair for pair in found if pair[0].method == best.method]),
-    ]
+    parts = {
+        f"The closest other methods{', in the same ' + words if words else ''}": [
+            (row, lead) for row, lead in compared if row.method != best.method
+        ],
+        f"The same method in another {words.replace(' and ', ' or ')}": [
+            (row, lead) for row, lead in compared if row.method == best.method
+        ],
+    }
     return [
         (
             heading,
             leads_table(results, rows[:FEW_RIVALS]),
             leads_table(results, rows) if len(rows) > FEW_RIVALS else None,
         )
-        for heading, rows in parts
+        for heading, rows in parts.items()
         if rows
     ]
 
 
-def leads_table(results: ResultsData, compared: selection.Compared) -> PageTable:
+def leads_table(results: ResultsData, compared: selection.Leads) -> PageTable:
     """The best method against others, one line each."""
     lines = [
         [
             *_named(results, row, "compared with"),
-            ("difference", share(found.value)),
-            ("95 % interval", limits(found.low, found.high)),
-            ("the best is", word(found.verdict)),
+            ("difference", share(lead.value)),
+            ("95 % interval", limits(lead.low, lead.high)),
+            ("the best is", word(lead.verdict)),
         ]
-        for row, found in compared
+        for row, lead in compared
     ]
     return table_of("The best method against the others", lines)
 
@@ -242,21 +229,19 @@ def orders_table(results: ResultsData) -> PageTable | None:
 
 def tuned_table(results: ResultsData) -> PageTable | None:
     """A line per method with what --tune chose for it; None without it."""
-    lines = [
-        [
-            ("method", Cell(results.titles.get(each.method, each.method))),
-            ("settings tried", number(str(each.trials), each.trials)),
-            ("chosen", word(", ".join(f"{name} {_plain(value)}" for name, value in each.values.items()))),
-            (f"average {each.metric} there", share(math.nan if each.score is None else each.score)),
-            ("as given", share(math.nan if each.given is None else each.given)),
-        ]
-        for each in results.manifest.tuned
-    ]
+    lines = []
+    for tuned in results.manifest.tuned:
+        values = {name: f"{v:g}" if isinstance(v, float) else str(v) for name, v in tuned.values.items()}
+        lines.append(
+            [
+                ("method", Cell(results.titles.get(tuned.method, tuned.method))),
+                ("settings tried", number(str(tuned.trials), tuned.trials)),
+                ("chosen", word(", ".join(f"{name} {value}" for name, value in values.items()))),
+                (f"average {tuned.metric} there", share(math.nan if tuned.score is None else tuned.score)),
+                ("as given", share(math.nan if tuned.given is None else tuned.given)),
+            ]
+        )
     return table_of("Settings chosen on the validation split", lines) if lines else None
-
-
-def _plain(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def heat_tables(results: ResultsData) -> list[tuple[str, PageTable]]:
@@ -265,10 +250,15 @@ def heat_tables(results: ResultsData) -> list[tuple[str, PageTable]]:
     order = next((o for o in results.orders if o not in results.oracles), results.orders[0])
     by_order = {results.order_name(o): Variant(o, merge) for o in results.orders}
     by_merge = {m: Variant(order, m) for m in results.merges}
-    kinds = (("order", f", {merge} merge", by_order), ("merge", f", {results.order_name(order)} order", by_merge))
-    found = [(f"By {what}{fixed * several}", _heat_table(results, what, variants))
-             for what, fixed, variants in kinds if len(variants) > 1]  # fmt: skip
-    return [(title, table) for title, table in found if table is not None]
+    tables = []
+    for what, fixed, variants in (
+        ("order", f", {merge} merge", by_order),
+        ("merge", f", {results.order_name(order)} order", by_merge),
+    ):
+        table = _heat_table(results, what, variants) if len(variants) > 1 else None
+        if table is not None:
+            tables.append((f"By {what}{fixed * several}", table))
+    return tables
 
 
 def _heat_table(results: ResultsData, what: str, variants: Mapping[str, Variant]) -> PageTable | None:
@@ -279,18 +269,19 @@ def _heat_table(results: ResultsData, what: str, variants: Mapping[str, Variant]
     # From the old service, or the worst cell if none is above old, to the best cell.
     old, high = results.reference(OLD), max(areas, default=1.0)
     low = old.auc if old is not None and old.auc < high else min(areas, default=0.0)
-    lines: list[Line] = []
+    lines: list[TableLine] = []
     for row, cells in rows.items():
-        real = [r.auc for r in cells if r is not None and not r.is_bound and math.isfinite(r.auc)]
-        heat = [_heat(cell, low, high, max(real, default=math.inf)) for cell in cells]
-        if any(cells):
-            lines.append([(f"average {row.metric}", Cell(results.name(row))), *zip(variants, heat, strict=True)])
+        if not any(cells):
+            continue
+        best = max((r.auc for r in cells if r and not r.is_bound and math.isfinite(r.auc)), default=math.inf)
+        line = [(f"average {row.metric}", Cell(results.name(row)))]
+        for head, r in zip(variants, cells, strict=True):
+            if r is None:
+                line.append((head, Cell(NOTHING)))
+                continue
+            place = (r.auc - low) / (high - low) if high > low and math.isfinite(r.auc) else 0.0
+            css = "top" if not r.is_bound and r.auc == best else ""
+            shade = round(DARKEST * min(max(place, 0.0), 1.0), 3)
+            line.append((head, Cell(percent(r.auc), css=css, shade=shade)))
+        lines.append(line)
     return table_of(f"average of each method by {what}", lines, "heat") if lines else None
-
-
-def _heat(row: Row | None, low: float, high: float, best: float) -> Cell:
-    if row is None:
-        return Cell(NOTHING)
-    share = (row.auc - low) / (high - low) if high > low and math.isfinite(row.auc) else 0.0
-    css = "top" if not row.is_bound and row.auc == best else ""
-    return Cell(percent(row.auc), css=css, shade=round(DARKEST * min(max(share, 0.0), 1.0), 3))

@@ -1,6 +1,6 @@
 """The summary as a table: a frame of strings for notebooks, and a rich table for the terminal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pandas as pd
 from rich.console import Console
@@ -11,13 +11,11 @@ from ray_backfill.compare import selection
 from ray_backfill.compare.analyses import sections
 from ray_backfill.compare.report.answers import fall_cell, warnings
 from ray_backfill.compare.report.verdict import basis, conditions, next_command, verdict
-from ray_backfill.compare.results import DOUBLE_DAGGER, ResultsData, Row
+from ray_backfill.compare.results import DOUBLE_DAGGER, ResultsData
 from ray_backfill.page.layout import show
 from ray_backfill.page.numbers import NOTHING, percent, percent_sign, tick
-from ray_backfill.page.sections import Printed
 
 NAMES = ("method", "order", "merge")
-ELSEWHERE = "report.html or summary.parquet"
 # More columns and warnings than these stand in the report only.
 MOST_COLUMNS, MOST_WARNINGS = 7, 3
 
@@ -27,7 +25,25 @@ def overview(results: ResultsData) -> pd.DataFrame:
 
     If there are too many rows, each method appears once, in its best order and merge.
     """
-    return pd.DataFrame([_cells(results, row) for row in selection.shown_rows(results, results.primary)])
+    frame, digits = [], results.digits(results.primary)
+    for row in selection.shown_rows(results, results.primary):
+        cells = {"method": results.name(row)} | selection.variant_cells(results, row)
+        cells["average"] = percent(row.auc, digits)
+        if not selection.is_retention(results):
+            cells["gain"] = percent_sign(row.gain, 0)
+        # The conditions compare with old and new, so a tick in these rows would be meaningless.
+        marks = ("", "", "") if row.is_end else conditions(results, row)
+        fall, fall_mark = fall_cell(results, row, marks[2], digits)
+        starts, ends, steady = (tick(mark) if mark else " " for mark in (*marks[:2], fall_mark))
+        cells["start"] = f"{percent(row.start, digits)} {starts}"
+        cells["end"] = f"{percent(row.end, digits)} {ends}"
+        cells["largest fall"] = f"{fall} {steady}"
+        cells["lost"] = percent(row.negative_flips_vs_old_max)
+        for metric in results.metrics[1:]:
+            same = results.row(row.method, row.variant, metric)
+            cells[f"average {metric}"] = percent(same.auc, results.digits(metric)) if same else NOTHING
+        frame.append(cells)
+    return pd.DataFrame(frame)
 
 
 def draw_table(results: ResultsData, console: Console | None = None) -> None:
@@ -57,21 +73,25 @@ def draw_table(results: ResultsData, console: Console | None = None) -> None:
         notes.append(Text(f"left out: {names} ({reason})" if few else f"left out: {len(methods)} ({reason}): {names}"))
     if command := next_command(results):
         notes.append(Text(f"next: {command}", style="bold"))
-    table = _table(results, rows)
+    shown, best = overview(results), results.best()
+    table = _empty_table(table_title(results), [(name, name in NAMES) for name in shown.columns[:MOST_COLUMNS]])
+    # With one row per method only the references are set apart, as orders differ from row to row.
+    groups = [row.is_reference if len(rows) < total else results.group(row) for row in rows]
+    for index, row in enumerate(rows):
+        style = "bold" if row is best else "dim" if row.is_end else ""
+        is_last = index + 1 < len(rows) and groups[index] != groups[index + 1]
+        # Text, not str: a title such as "[red]" must not be parsed as markup.
+        cells = (Text(str(cell)) for cell in shown.iloc[index, :MOST_COLUMNS])
+        table.add_row(*cells, style=style, end_section=is_last)
     kept = 1 + sum(str(column.header) in NAMES for column in table.columns)  # the first figure stays, too
-    hidden = list(overview(results).columns[MOST_COLUMNS:])
-    show(console, table, notes, kept, ELSEWHERE, before, hidden)
-    for section in analyses:
-        if section.printed is not None:
-            _draw_further(section.printed, console)
-
-
-def _draw_further(printed: Printed, console: Console | None) -> None:
-    table = _empty_table(printed.table.label, [(head.label, head.css == "name") for head in printed.table.heads])
-    for row in printed.table.rows:
-        table.add_row(*(Text(cell.text) for cell in row.cells))
-    notes = [*map(Text, printed.said), *(Text(note, style="dim") for note in printed.notes)]
-    show(console, table, notes, printed.kept, printed.elsewhere)
+    show(console, table, notes, kept, "report.html or summary.parquet", before, list(shown.columns[MOST_COLUMNS:]))
+    for printed in (section.printed for section in analyses if section.printed):
+        heads = [(head.label, head.css == "name") for head in printed.table.heads]
+        table = _empty_table(printed.table.label, heads)
+        for line in printed.table.rows:
+            table.add_row(*(Text(cell.text) for cell in line.cells))
+        notes = [*map(Text, printed.said), *(Text(note, style="dim") for note in printed.notes)]
+        show(console, table, notes, printed.kept, printed.elsewhere)
 
 
 def _empty_table(title: str, heads: Iterable[tuple[str, bool]]) -> Table:
@@ -87,37 +107,3 @@ def table_title(results: ResultsData) -> str:
     is_bound = len(results.variants) == 1 and any(row.is_bound for row in results.table(results.primary))
     bound = f", {results.order_name(results.orders[0])} order" if is_bound else ""
     return f"{selection.metric_title(results, results.primary)} while the gallery is backfilled{bound}, in per cent"
-
-
-def _table(results: ResultsData, rows: Sequence[Row]) -> Table:
-    frame, best = overview(results).iloc[:, :MOST_COLUMNS], results.best()
-    table = _empty_table(table_title(results), [(name, name in NAMES) for name in frame.columns])
-    # With one row per method only the references are set apart, as orders differ from row to row.
-    by_method = len(rows) < len(results.table(results.primary))
-    sections = [row.is_reference if by_method else results.group(row) for row in rows]
-    for index, row in enumerate(rows):
-        style = "bold" if row is best else "dim" if row.is_end else ""
-        last_of_group = index + 1 < len(rows) and sections[index] != sections[index + 1]
-        # Text, not str: a title such as "[red]" must not be parsed as markup.
-        table.add_row(*(Text(str(c)) for c in frame.iloc[index]), style=style, end_section=last_of_group)
-    return table
-
-
-def _cells(results: ResultsData, row: Row) -> dict[str, str]:
-    digits = results.digits(results.primary)
-    cells = {"method": results.name(row)} | selection.variant_cells(results, row)
-    cells["average"] = percent(row.auc, digits)
-    if not selection.is_retention(results):
-        cells["gain"] = percent_sign(row.gain, 0)
-    # The conditions compare with old and new, so a tick in these rows would be meaningless.
-    marks = ("", "", "") if row.is_end else conditions(results, row)
-    fall, steady = fall_cell(results, row, marks[2], digits)
-    starts, ends, steady = (tick(mark) if mark else " " for mark in (*marks[:2], steady))
-    cells["start"] = f"{percent(row.start, digits)} {starts}"
-    cells["end"] = f"{percent(row.end, digits)} {ends}"
-    cells["largest fall"] = f"{fall} {steady}"
-    cells["lost"] = percent(row.negative_flips_vs_old_max)
-    for metric in results.metrics[1:]:
-        same = results.row(row.method, row.variant, metric)
-        cells[f"average {metric}"] = percent(same.auc, results.digits(metric)) if same else NOTHING
-    return cells

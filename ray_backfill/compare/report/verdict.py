@@ -19,21 +19,15 @@ from ray_backfill.core.outcome import Decision
 from ray_backfill.core.schema import NO, UNDECIDED, YES
 from ray_backfill.data.judging import FIRST
 from ray_backfill.page import Difference
-from ray_backfill.page.numbers import interval, listed, percent, percent_sign, points
+from ray_backfill.page.numbers import in_brackets, interval, listed, percent, percent_sign, points, upper
 
 # Below this number of queries a percentile bootstrap is known to be too narrow.
 FEW_QUERIES = 30
-
-# Values of a metric that differ by less are equal.
-_SAME = 1e-9
-# The metric of which queries that win and lose it are told, too.
-_FIRST = "CMC@1"
 # Options of simulate that the drill after it does not take over: it has its own method, order and merge, answers with
 # the first results only, and shall not delete what was written.
 NOT_OF_DRILL = {"--methods", "--orders", "--merges", "--metrics", "--cutoffs", "--permutations"} | {
     *("--device", "--shards", "--json", "--drop-broken", "--overwrite", "--judge")
 }
-_WORDS = {1: "better", -1: "worse", 0: "not distinguishable from the old one by these queries"}
 
 
 class Situation(Enum):
@@ -63,28 +57,25 @@ def verdict(results: ResultsData) -> str:
     said = _by_judgements(results) if is_retention(results) else disagreement(results)
     if situation is Situation.TOO_FEW_QUERIES:
         return "These results have no intervals, so nothing is recommended: compare on at least 30 queries."
-    if said:
-        depends = situation in _NOT_BETTER and not is_retention(results)
-        return f"{said} {_depends(results) if depends else _recommendation(results)}"
-    return _recommendation(results)
+    if not said:
+        return _recommendation(results)
+    if is_retention(results) or situation not in _NOT_BETTER:
+        return f"{said} {_recommendation(results)}"
+    # The new model is not better by the first metric, and another one contradicts it.
+    others = [metric for metric, side in _against(results).items() if side == 1]
+    if not others:
+        return f"{said} Do not upgrade on this evidence."
+    first = " ".join((*others, *(metric for metric in results.metrics if metric not in others)))
+    return (
+        f"{said} Do not upgrade if {results.primary} is what your users notice. If {listed(others, 'or')} is, compare "
+        f"the methods by it: --metrics {first}."
+    )
 
 
 def in_two(said: str) -> tuple[str, str]:
     """The first sentence of a verdict, which says what to do, and the others."""
     first, dot, others = said.partition(". ")
     return f"{first}{dot.strip()}", others
-
-
-def _depends(results: ResultsData) -> str:
-    """What to do if the new model is not better by the first metric, and another one contradicts it."""
-    others = [metric for metric, side in _against(results).items() if side == 1]
-    if not others:
-        return "Do not upgrade on this evidence."
-    first = " ".join((*others, *(metric for metric in results.metrics if metric not in others)))
-    return (
-        f"Do not upgrade if {results.primary} is what your users notice. If {listed(others, 'or')} is, compare the "
-        f"methods by it: --metrics {first}."
-    )
 
 
 def _recommendation(results: ResultsData) -> str:
@@ -120,17 +111,43 @@ def _recommendation(results: ResultsData) -> str:
         return _not_mixed(results, best, old, step)
     if situation is Situation.NOT_SHOWN:
         return _not_shown(results, best, old, step)
-    advice = f"{_advice(results, best)}: users get {_given(results, best, step)}{_trade(results, best)}."
-    return " ".join(filter(None, (advice, _ends(results, best, old, new), _aside(results, best))))
-
-
-def _advice(results: ResultsData, best: Row) -> str:
-    """What to do to get what the best method gives, as the start of a sentence."""
+    # What to do, and what users get by it: a share of the upgrade's improvement, or points where that would mislead.
     if best.is_reference:
-        return "Switch when the new index is complete" + f" ({results.label(best.variant)})" * bool(results.group(best))
-    if results.manifest.traits.methods[best.method].recalls:
-        return f"Re-rank with the new model ({_name(results, best)})"
-    return f"Merge online with {_name(results, best)}"
+        advice = "Switch when the new index is complete"
+    elif results.manifest.traits.methods[best.method].recalls:
+        advice = f"Re-rank with the new model ({_name(results, best)})"
+    else:
+        advice = f"Merge online with {_name(results, best)}"
+    if exceeds_upgrade(results, best):
+        lead = results.difference(best, old, at_once=True)
+        assert lead is not None
+        given = (
+            f"{points(lead.value)} more {metric} than the old service while the backfill runs (95 % interval "
+            f"{interval(lead.low, lead.high)}; the finished upgrade: {percent(step.value)})"
+        )
+    else:
+        limits = in_brackets(best.gain_low, best.gain_high, 0)
+        given = f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement while the backfill runs{limits}"
+    said = [f"{advice}: users get {given}{_trade(results, best)}."]
+    # Its start and its end, beside the old service and the new model.
+    is_worse = best.never_falls == NO and best.end < best.start
+    start, end, of_old, of_new = (percent_sign(share, digits) for share in (best.start, best.end, old.auc, new.auc))
+    said.append(
+        f"{'The backfill makes it worse: ' * is_worse}{metric} goes from {start} to {end} (old service {of_old}, new "
+        f"model alone {of_new})."
+    )
+    # What of it is not the backfill: the price of a cascade, a head, or a merge that needs no upgrade.
+    alone = head_alone(results, best)
+    if cost := price(results, best):
+        said.append(f"{upper(cost)}.")
+    elif alone is not None:
+        value = percent_sign(alone.auc, digits)
+        said.append(
+            f"Its head alone ({alone.method}, a comparison: no way to backfill) gives the finished upgrade {value}."
+        )
+    elif by_merge := merge_alone(results, best):
+        said.append(by_merge)
+    return " ".join(said)
 
 
 class Lost(NamedTuple):
@@ -162,14 +179,14 @@ def lost(results: ResultsData, row: Row) -> Lost | None:
 def _trade(results: ResultsData, best: Row) -> str:
     """What users pay for it on the first day or later, beyond what the finished upgrade costs; "" if nothing."""
     below = [row.metric for row in results.in_all_metrics(best) if row.starts_at_old == NO]
-    found, margin = lost(results, best), results.manifest.margin
+    flips, margin = lost(results, best), results.manifest.margin
     told = [f"{listed(below, 'and')} start{'s' * (len(below) == 1)} below the old service"] if below else []
-    if found is not None:
-        many = margin + (found.finished if math.isfinite(found.finished) else 0.0)
-        is_first = bool(below) or found.first_day > many
-        share, when = (found.first_day, "on the first day") if is_first else (found.worst, "on the way")
+    if flips is not None:
+        many = margin + (flips.finished if math.isfinite(flips.finished) else 0.0)
+        is_first = bool(below) or flips.first_day > many
+        share, when = (flips.first_day, "on the first day") if is_first else (flips.worst, "on the way")
         if is_first or share > many:
-            told.append(f"{percent_sign(share)} of queries lose their right first result {when}{found.beside}")
+            told.append(f"{percent_sign(share)} of queries lose their right first result {when}{flips.beside}")
     return f", but {' and '.join(told)}" if told else ""
 
 
@@ -181,7 +198,7 @@ def basis(results: ResultsData) -> str:
     if old is None or new is None or step is None or is_retention(results) or find_situation(results) in _NOT_BETTER:
         return said
     digits = results.digits(metric)
-    worth = f"{points(step.value, digits)} of {metric} (95 % interval {interval(step.low, step.high, digits)})"
+    worth = f"{points(step.value, digits)} of {metric}{in_brackets(step.low, step.high, digits)}"
     return f"{said} The upgrade is worth {worth}."
 
 
@@ -193,17 +210,16 @@ def next_command(results: ResultsData) -> str:
     if words[:1] != ["simulate"] or "--scale" in names:
         return ""
     if is_retention(results) and judgement(results) is None:
-        return _command(
-            "simulate", [*(each for each in given if each[0] != "--truth"), ("--judge", ["judgements.csv"])]
-        )
+        others = [option for option in given if option[0] != "--truth"]
+        return _command("simulate", [*others, ("--judge", ["judgements.csv"])])
     if names & {"--old-gallery", "--filter"} or (is_retention(results) and decide(results) is not Decision.GO):
         return ""
     if find_situation(results) is not Situation.UPGRADE or best is None or best.is_reference:
         return ""
     if traits.methods[best.method].recalls or traits.merges[best.merge].by_rank:
         return ""
-    kept = [each for each in given if each[0] not in NOT_OF_DRILL]
-    if metrics := [each for each in dict(given).get("--metrics", []) if "@" in each or each == "mAP"]:
+    kept = [option for option in given if option[0] not in NOT_OF_DRILL]
+    if metrics := [name for name in dict(given).get("--metrics", []) if "@" in name or name == "mAP"]:
         kept.append(("--metrics", metrics))
     chosen = [("--orders", [best.order]), ("--merges", [best.merge]), ("--live.method", [best.method])]
     return _command("drill", kept + chosen)
@@ -219,26 +235,13 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def after_judging(command: str, file: str) -> str:
     """The command that reads the file which this command has written."""
-    kept = [each for each in _options(shlex.split(command)[2:]) if each[0] not in ("--judge", "--truth", "--overwrite")]
+    replaced = ("--judge", "--truth", "--overwrite")
+    kept = [option for option in _options(shlex.split(command)[2:]) if option[0] not in replaced]
     return _command("simulate", [*kept, ("--truth", ["judged", file]), ("--overwrite", [])])
 
 
 def _command(name: str, options: Iterable[tuple[str, list[str]]]) -> str:
     return shlex.join(["ray-backfill", name, *(word for option, values in options for word in (option, *values))])
-
-
-def _given(results: ResultsData, best: Row, step: Difference) -> str:
-    """What users get on average: a share of the upgrade's improvement, or points where that share would mislead."""
-    if not exceeds_upgrade(results, best):
-        limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" * math.isfinite(best.gain_low)
-        return f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement while the backfill runs{limits}"
-    old = results.reference(OLD)
-    lead = results.difference(best, old, at_once=True) if old is not None else None
-    assert lead is not None
-    return (
-        f"{points(lead.value)} more {best.metric} than the old service while the backfill runs (95 % interval "
-        f"{interval(lead.low, lead.high)}; the finished upgrade: {percent(step.value)})"
-    )
 
 
 def exceeds_upgrade(results: ResultsData, row: Row) -> bool:
@@ -272,30 +275,7 @@ def supervision(results: ResultsData, best: Row) -> str:
 def conditions(results: ResultsData, row: Row) -> tuple[str, ...]:
     """Starts at old, ends at new, never falls: yes if so in all metrics of the run, no if not in one."""
     verdicts = zip(*(same.conditions for same in results.in_all_metrics(row)), strict=True)
-    return tuple(NO if NO in each else YES if set(each) == {YES} else UNDECIDED for each in verdicts)
-
-
-def _ends(results: ResultsData, best: Row, old: Row, new: Row) -> str:
-    """Start and end of the best method, beside the old service and the new model."""
-
-    def value(share: float) -> str:
-        return percent_sign(share, results.digits(best.metric))
-
-    is_worse = best.never_falls == NO and best.end < best.start
-    return (
-        f"{'The backfill makes it worse: ' * is_worse}{best.metric} goes from {value(best.start)} to {value(best.end)} "
-        f"(old service {value(old.auc)}, new model alone {value(new.auc)})."
-    )
-
-
-def _aside(results: ResultsData, best: Row) -> str:
-    """What of it is not the backfill: the price of a cascade, a head, or a merge that needs no upgrade; "" if none."""
-    if cost := price(results, best):
-        return f"{_upper(cost)}."
-    if (alone := head_alone(results, best)) is not None:
-        value = percent_sign(alone.auc, results.digits(best.metric))
-        return f"Its head alone ({alone.method}, a comparison: no way to backfill) gives the finished upgrade {value}."
-    return merge_alone(results, best)
+    return tuple(NO if NO in marks else YES if set(marks) == {YES} else UNDECIDED for marks in verdicts)
 
 
 def merge_alone(results: ResultsData, row: Row) -> str:
@@ -316,11 +296,11 @@ def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> s
     # With csls, the old service can be better than every method, and than the old service without it.
     chosen = mixing.title.rpartition(" + ")[2] if mixing.merge == "best" else mixing.merge
     merge = f" with {chosen}, which needs no upgrade" if mixing.old_auc > old.auc else ""
-    own = f"{percent_sign(mixing.old_auc)}, and {percent_sign(old.auc)} without" if merge else percent_sign(old.auc)
+    value = f"{percent_sign(mixing.old_auc)}, and {percent_sign(old.auc)} without" if merge else percent_sign(old.auc)
     sentence = (
         f"Switch when the new index is complete: no method{' but cascades' * is_beaten} serves better than the old "
         f"service{merge}{',' * bool(merge)} while the backfill runs. The best{' of the others' * is_beaten}, "
-        f"{_name(results, mixing)}, has {percent_sign(mixing.auc)} {results.primary} on average against {own}."
+        f"{_name(results, mixing)}, has {percent_sign(mixing.auc)} {results.primary} on average against {value}."
     )
     return f"{sentence} {_with_price(results, cascade, old, step)}" if cascade is not None and is_beaten else sentence
 
@@ -329,9 +309,9 @@ def _not_shown(results: ResultsData, best: Row, old: Row, step: Difference) -> s
     """The main sentence if these queries do not show that the best method gives users anything."""
     lead, cascade = results.difference(best, old, at_once=True), results.best_cascade()
     gained = f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement"
-    limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" * math.isfinite(best.gain_low)
+    limits = in_brackets(best.gain_low, best.gain_high, 0)
     if lead is not None and not best.gain_low <= 0:
-        gained, limits = f"{points(lead.value)} of {best.metric}", f" (95 % interval {interval(lead.low, lead.high)})"
+        gained, limits = f"{points(lead.value)} of {best.metric}", in_brackets(lead.low, lead.high)
     said = (
         "Undecided: build the new index beside the old one and switch when it is complete, because these queries do "
         f"not show that a method gains anything before. The best, {_name(results, best)}, gains {gained}{limits}."
@@ -344,7 +324,7 @@ def _with_price(results: ResultsData, cascade: Row, old: Row, step: Difference) 
     more = f"{points(cascade.auc - old.auc)} more than the old service; the upgrade is worth {points(step.value)}"
     cost = price(results, cascade) or "it embeds items for every query"
     return (
-        f"{_upper(_name(results, cascade))} has {percent_sign(cascade.auc)}, "
+        f"{upper(_name(results, cascade))} has {percent_sign(cascade.auc)}, "
         f"{share if cascade.gain <= 1 else more}. Its price: {cost}."
     )
 
@@ -360,20 +340,20 @@ def _of_cascade(results: ResultsData, old: Row) -> str:
 
 def _by_judgements(results: ResultsData) -> str:
     """Which model is better, as far as judged queries tell; a request for judgements if there are none."""
-    found, side = judgement(results), judged_side(results)
-    if found is None:
+    judgements, side = judgement(results), judged_side(results)
+    if judgements is None:
         return (
             f"Judge {FIRST} queries first (simulate --judge FILE, an hour\u2019s work): nothing here says whether the "
             "new model is better than the old one."
         )
-    judged = f"{found['queries']} judged queries"
-    step = with_limits(Difference(found["difference"], found["low"], found["high"]))
-    difference = f"the difference of precision@{found['depth']} is {step}"
+    judged = f"{judgements['queries']} judged queries"
+    step = with_limits(Difference(judgements["difference"], judgements["low"], judgements["high"]))
+    difference = f"the difference of precision@{judgements['depth']} is {step}"
     if side:
         better = "The new model is better" if side > 0 else "Do not upgrade: the new model is worse"
         return f"{better} by {judged}: {difference}."
-    left = found["to_judge"] - found["queries"]
-    more = f" {found['path']} has {left} more to judge." if left else ""
+    left = judgements["to_judge"] - judgements["queries"]
+    more = f" {judgements['path']} has {left} more to judge." if left else ""
     return f"Do not upgrade on this evidence: {judged} do not tell which model is better; {difference}.{more}"
 
 
@@ -386,7 +366,7 @@ def _of_retention(results: ResultsData, situation: Situation, old: Row) -> str:
     if situation is Situation.ONLY_CASCADES:
         return f"Only cascades were compared, which embed items for every query. {_of_cascade(results, old)}"
     assert best is not None
-    limits = f" (95 % interval {interval(best.auc_low, best.auc_high)})" if math.isfinite(best.auc_low) else ""
+    limits = in_brackets(best.auc_low, best.auc_high)
     condition = {1: "", -1: "if you upgrade anyway, "}.get(judged_side(results) or 0, "if you upgrade, ")
     among = f"while the backfill runs, no method {'that embeds no items for a query ' * bool(results.recalling)}keeps"
     if situation is Situation.NOT_MIXED:
@@ -400,7 +380,7 @@ def _of_retention(results: ResultsData, situation: Situation, old: Row) -> str:
             f"{metric} on average{limits}; it starts at {percent_sign(best.start)}, the old service has "
             f"{percent_sign(old.auc)}."
         )
-    return _upper(said)
+    return upper(said)
 
 
 def closest(results: ResultsData) -> str:
@@ -415,17 +395,13 @@ def closest(results: ResultsData) -> str:
     )
 
 
-def with_limits(found: Difference, digits: int = 1) -> str:
+def with_limits(difference: Difference, digits: int = 1) -> str:
     """A difference in points with its 95 % interval."""
-    return f"{points(found.value, digits)} (95 % interval {interval(found.low, found.high, digits)})"
+    return points(difference.value, digits) + in_brackets(difference.low, difference.high, digits)
 
 
 def _name(results: ResultsData, row: Row) -> str:
     return row.title + (f" ({results.label(row.variant)})" if results.group(row) else "")
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def find_situation(results: ResultsData) -> Situation:
@@ -439,22 +415,18 @@ def find_situation(results: ResultsData) -> Situation:
         return Situation.EQUAL
     best, old = results.best(), results.reference(OLD)
     if best is None:
-        own = [row for row in results.rows if not (row.is_end or row.method in results.controls)]
-        if own and all(row.method in results.unlearned for row in own):
+        rows = [row for row in results.rows if not (row.is_end or row.method in results.controls)]
+        if rows and all(row.method in results.unlearned for row in rows):
             return Situation.UNLEARNED
         if results.best_cascade() is not None:
             return Situation.ONLY_CASCADES
-        return Situation.ONLY_BOUNDS if any(row.is_bound for row in own) else Situation.NO_METHOD
+        return Situation.ONLY_BOUNDS if any(row.is_bound for row in rows) else Situation.NO_METHOD
     if old is not None and best.auc <= max(old.auc, best.old_auc):
         return Situation.NOT_MIXED
-    return Situation.UPGRADE if is_retention(results) or _is_shown(results, best) else Situation.NOT_SHOWN
-
-
-def _is_shown(results: ResultsData, best: Row) -> bool:
-    """Whether no interval of what a method gains over the old service contains nothing gained."""
-    old = results.reference(OLD)
+    # Whether no interval of what it gains over the old service contains nothing gained.
     lead = results.difference(best, old, at_once=True) if old is not None else None
-    return not best.gain_low <= 0 and (lead is None or lead.low > 0)
+    is_shown = not best.gain_low <= 0 and (lead is None or lead.low > 0)
+    return Situation.UPGRADE if is_retention(results) or is_shown else Situation.NOT_SHOWN
 
 
 def decide(results: ResultsData) -> Decision:
@@ -477,14 +449,14 @@ def merge_outlives(results: ResultsData, row: Row) -> bool:
     new, traits = results.reference(NEW, row.metric), results.manifest.traits.methods[row.method]
     if new is None or row.merge == "raw" or traits.stays or row.is_reference:
         return False
-    return abs(row.end - new.end) > _SAME
+    return abs(row.end - new.end) > 1e-9
 
 
 def upgrade(results: ResultsData, metric: str = "") -> Difference | None:
     """AUC of new minus AUC of old with its interval; None without one."""
     old, new = results.reference(OLD, metric), results.reference(NEW, metric)
-    found = results.difference(new, old) if old is not None and new is not None else None
-    return found if found is not None and found.low == found.low else None
+    step = results.difference(new, old) if old is not None and new is not None else None
+    return step if step is not None and step.low == step.low else None
 
 
 def disagreement(results: ResultsData) -> str:
@@ -492,26 +464,25 @@ def disagreement(results: ResultsData) -> str:
 
     A metric contradicts it if its 95 % interval shows a difference, and that of the first one does not show the same.
     """
-    own, against = _side(results, results.primary), _against(results)
-    if own is None or not against:
+    first, against = upgrade(results), _against(results)
+    if first is None or not against:
         return ""
-    parts = [f"{_WORDS[own]} by {_told(results, results.primary)}"]
+    words = {1: "better", -1: "worse", 0: "not distinguishable from the old one by these queries"}
+    parts = [f"{words[first.side]} by {_told(results, results.primary)}"]
     for side in (1, -1):
         if told := [_told(results, metric) for metric, of in against.items() if of == side]:
-            parts.append(f"{_WORDS[side]} by {listed(told, 'and')}")
+            parts.append(f"{words[side]} by {listed(told, 'and')}")
     return f"The new model is {' but '.join(parts)}."
 
 
 def _against(results: ResultsData) -> dict[str, int]:
-    own = _side(results, results.primary)
-    sides = {} if own is None else {metric: _side(results, metric) for metric in results.metrics}
-    return {metric: side for metric, side in sides.items() if side is not None and side not in (0, own)}
-
-
-def _side(results: ResultsData, metric: str) -> int | None:
-    """1 if the new model is better, -1 if it is worse, 0 if its interval leaves that open; None without an interval."""
-    step = upgrade(results, metric)
-    return None if step is None else 1 if step.low > 0 else -1 if step.high < 0 else 0
+    """Metric that contradicts the first one -> 1 if the new model is better by it, -1 if it is worse."""
+    if (first := upgrade(results)) is None:
+        return {}
+    steps = {metric: upgrade(results, metric) for metric in results.metrics}
+    return {
+        metric: step.side for metric, step in steps.items() if step is not None and step.side not in (0, first.side)
+    }
 
 
 def _told(results: ResultsData, metric: str) -> str:
@@ -521,7 +492,7 @@ def _told(results: ResultsData, metric: str) -> str:
     assert new is not None
     won, lost = results.line(new, POSITIVE_FLIPS_VS_OLD), results.line(new, NEGATIVE_FLIPS_VS_OLD)
     flips = ""
-    if metric == _FIRST and won is not None and lost is not None:
+    if metric == "CMC@1" and won is not None and lost is not None:
         shares = percent_sign(won.value[-1]), percent_sign(lost.value[-1])
         flips = f": {shares[0]} of the queries win a right first result, {shares[1]} lose one"
     return f"{metric} ({percent(old.auc)} \u2192 {percent(new.auc)}{flips})"

@@ -187,12 +187,12 @@ class Curve:
         Raises:
             InputError: This curve has no such metric.
         """
-        from ray_backfill.page.drawing import Band, plot_bands
+        from ray_backfill.page.drawing import LabelledCurve, plot_bands
 
         names = [metric] if metric else list(self.per_query)
         labels = [label] if label and len(names) == 1 else [f"{label} {name}".strip() for name in names]
         bands = [
-            Band(shown, self.t, self.values(name), *self.interval(name))
+            LabelledCurve(shown, self.t, self.values(name), *self.interval(name))
             for shown, name in zip(labels, names, strict=True)
         ]
         only = names[0] if len(names) == 1 else "Quality"

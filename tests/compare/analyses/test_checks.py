@@ -1,10 +1,8 @@
 """A method that did not learn is marked wherever it is shown, and no sentence recommends it."""
 
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from ray_backfill.compare.analyses.checks import CheckRow
 from ray_backfill.compare.report import Results, html, print_table, read_results
@@ -14,8 +12,7 @@ from ray_backfill.compare.results import DOUBLE_DAGGER
 from ray_backfill.compare.selection import UNLEARNED_NOTE
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import NO, YES, frame, write_table
-from ray_backfill.page import parts
-from tests.compare.report.folder import MANIFEST, METHODS, many_methods, write_results
+from tests.compare.report.folder import MANIFEST, METHODS, many_methods, printed, write_results
 
 DATA = MANIFEST["data"] | {"validation_items": 120, "validation_from": "train.parquet, held out from every fit"}
 
@@ -23,14 +20,14 @@ DATA = MANIFEST["data"] | {"validation_items": 120, "validation_from": "train.pa
 def results_with(folder: Path, *marked: str, **methods: object) -> Results:
     """Hand-made results: full RM and BCT were checked, and these methods did not learn."""
     write_results(folder, METHODS | methods, data=DATA)  # type: ignore[arg-type]
-    checks = [
-        CheckRow(name, "mAP", 120, 0.3, 0.4, -0.1, -0.15, -0.05, is_worse=True)
-        if name in marked
-        else CheckRow(name, "mAP", 120, 0.45, 0.4, 0.05, 0.01, 0.09, is_worse=False)
-        for name in ("rm", "bct")
-    ]
-    write_table(folder / "checks.parquet", frame(CheckRow, checks))
+    checked = {name: unlearned(name) for name in marked}
+    learned = {name: CheckRow(name, "mAP", 120, 0.45, 0.4, 0.05, 0.01, 0.09, False) for name in ("rm", "bct")}
+    write_table(folder / "checks.parquet", frame(CheckRow, [*(learned | checked).values()]))
     return read_results(folder)
+
+
+def unlearned(name: str) -> CheckRow:
+    return CheckRow(name, "mAP", 120, 0.3, 0.4, -0.1, -0.15, -0.05, is_worse=True)
 
 
 def test_the_best_method_is_not_recommended_if_it_did_not_learn(tmp_path: Path) -> None:
@@ -53,8 +50,7 @@ def test_a_warning_names_the_methods(tmp_path: Path) -> None:
 
 def test_if_nothing_learned_nothing_is_recommended(tmp_path: Path) -> None:
     write_results(tmp_path, {name: METHODS[name] for name in ("old", "new", "rm")}, data=DATA)
-    row = CheckRow("rm", "mAP", 120, 0.3, 0.4, -0.1, -0.15, -0.05, is_worse=True)
-    write_table(tmp_path / "checks.parquet", frame(CheckRow, [row]))
+    write_table(tmp_path / "checks.parquet", frame(CheckRow, [unlearned("rm")]))
     results = read_results(tmp_path)
     assert find_situation(results) is Situation.UNLEARNED
     assert verdict(results) == "No method learned anything here, so nothing is recommended."
@@ -62,13 +58,10 @@ def test_if_nothing_learned_nothing_is_recommended(tmp_path: Path) -> None:
         results.crossings()
 
 
-def test_tables_mark_it_and_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "chart_svg", lambda chart, name, label: "<svg></svg>")
+@pytest.mark.usefixtures("undrawn")
+def test_tables_mark_it_and_say_why(tmp_path: Path) -> None:
     results = results_with(tmp_path, "rm")
-    console = Console(file=io.StringIO(), width=200, color_system=None)
-    print_table(tmp_path, console)
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    text = printed(lambda console: print_table(tmp_path, console))
     assert f"full RM {DOUBLE_DAGGER}" in text
     assert f"BCT {DOUBLE_DAGGER}" not in text
     assert "Did not learn here: full RM." in text
@@ -81,24 +74,17 @@ def test_tables_mark_it_and_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert UNLEARNED_NOTE not in html.render(results_with(tmp_path))
 
 
-def test_what_was_not_checked_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "chart_svg", lambda chart, name, label: "<svg></svg>")
+@pytest.mark.usefixtures("undrawn")
+def test_what_was_not_checked_is_said_once(tmp_path: Path) -> None:
     write_results(tmp_path, data=MANIFEST["data"] | {"not_checked": "train.parquet has no labels"})
-    console = Console(file=io.StringIO(), width=200, color_system=None)
-    print_table(tmp_path, console)
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().count("fitted methods were not checked: train.parquet has no labels") == 1
+    text = printed(lambda console: print_table(tmp_path, console))
+    assert text.count("fitted methods were not checked: train.parquet has no labels") == 1
     assert "Fitted methods were not checked: train.parquet has no labels." in html.render(read_results(tmp_path))
-
-
-def test_old_results_without_checks_can_be_read(tmp_path: Path) -> None:
-    assert read_results(write_results(tmp_path)).unlearned == frozenset()
 
 
 def test_no_stretch_is_given_to_a_method_that_did_not_learn(tmp_path: Path) -> None:
     early = {"early": ("early", (0.45, 0.46, 0.47), 0.46, 0.46, 0.8, YES, 0.0, YES, NO, 0.0)}
     write_results(tmp_path, many_methods(0) | early, data=DATA)
     assert any("early serves better" in sentence for sentence in answer(read_results(tmp_path)).which)
-    row = CheckRow("early", "mAP", 120, 0.3, 0.4, -0.1, -0.15, -0.05, is_worse=True)
-    write_table(tmp_path / "checks.parquet", frame(CheckRow, [row]))
+    write_table(tmp_path / "checks.parquet", frame(CheckRow, [unlearned("early")]))
     assert not any("early" in sentence for sentence in answer(read_results(tmp_path)).which)

@@ -19,7 +19,6 @@ from ray_backfill.compare.analyses.cutoffs import (
 )
 from ray_backfill.compare.report import Results, html, read_results
 from ray_backfill.core.schema import frame, write_table
-from ray_backfill.page import parts
 from tests.compare.report.folder import METHODS, made_traits, write_results
 from tests.compare.report.page import Page
 from tests.compare.report.test_terminal import printed
@@ -100,8 +99,8 @@ def test_raw_translates_nothing_and_says_so(tmp_path: Path) -> None:
     assert NOTHING_TRANSLATED not in notes_on(cutoff_lines(results_with(tmp_path)))
 
 
-def test_terminal_and_page_have_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "chart_svg", lambda chart, name, label: "<svg></svg>")
+@pytest.mark.usefixtures("undrawn")
+def test_terminal_and_page_have_the_table(tmp_path: Path) -> None:
     results = results_with(tmp_path)
     text = printed(tmp_path)
     assert "Cut-offs: least cosine similarity of a result" in text
@@ -116,14 +115,9 @@ def test_terminal_and_page_have_the_table(tmp_path: Path, monkeypatch: pytest.Mo
     assert page.text.count("quantile merge: 0.85 becomes") == 4, "new, offline, RM naive and full RM"
 
 
-def test_without_cutoffs_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "chart_svg", lambda chart, name, label: "<svg></svg>")
+@pytest.mark.usefixtures("undrawn")
+def test_without_cutoffs_nothing_is_said(tmp_path: Path) -> None:
     results = read_results(write_results(tmp_path))
     assert results.cutoffs == ()
     assert "ut-off" not in html.render(results)
     assert "ut-off" not in printed(tmp_path)
-
-
-def test_some_methods_keep_their_cutoffs(tmp_path: Path) -> None:
-    kept = results_with(tmp_path).only("rm")
-    assert {row.method for row in kept.cutoffs} == {"old", "new", "rm"}

@@ -1,17 +1,15 @@
 """The queries that lose and gain most, in the terminal and on the page: made from tables alone."""
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from ray_backfill.compare.analyses.shown import ShownQuery, told
 from ray_backfill.compare.report import html, read_results
 from ray_backfill.compare.report.terminal import draw_table
 from ray_backfill.core.schema import frame, write_table
-from tests.compare.report.folder import write_results
+from tests.compare.report.folder import printed, write_results
 from tests.compare.report.page import Page
 
 IMAGE = "data:image/jpeg;base64,/9j/4AAQ"
@@ -56,12 +54,12 @@ def test_the_page_tells_what_was_first_before_and_after(tmp_path: Path) -> None:
 
 def test_the_terminal_names_the_worst_queries(tmp_path: Path) -> None:
     other = replace(WORST, query="q\x1b[2J" + "x" * 60, old=0.5)
-    out = io.StringIO()
-    draw_table(read_results(folder_of(tmp_path, WORST, other, BEST)), Console(file=out, width=200))
-    said = " ".join(out.getvalue().split())
+    results = read_results(folder_of(tmp_path, WORST, other, BEST))
+    text = printed(lambda console: draw_table(results, console))
+    said = " ".join(text.split())
     assert "12 queries lose a right first result, 31 win one." in said
     assert "Queries that lose most: q<b>1 (100.0 \u2192 30.0 on average), q\\x1b[2Jxxx" in said
-    assert "\x1b[2J" not in out.getvalue()
+    assert "\x1b[2J" not in text
 
 
 @pytest.mark.parametrize("other", [{"method": "rm_naive"}, {"order": "random"}, {"merge": "csls"}])

@@ -1,14 +1,17 @@
 """A hand-made results folder: three moments, with numbers that are easy to check."""
 
+import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.console import Console
 
 from ray_backfill.compare.analyses.costs import CostRow
 from ray_backfill.compare.tables import (
@@ -97,6 +100,23 @@ def write_results(
     facts["settings"] = {"format": FORMAT} | facts["settings"]
     (folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
     return folder
+
+
+@contextmanager
+def manifest_of(folder: Path) -> Iterator[dict[str, Any]]:
+    """The manifest of a results folder, to be changed."""
+    file = folder / "manifest.json"
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    yield facts
+    file.write_text(json.dumps(facts), encoding="utf-8")
+
+
+def printed(print_it: Callable[[Console], None], width: int = 200) -> str:
+    """What is printed on a terminal of this width, without colours."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    print_it(console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 def _gain_columns(gain: float) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Tables keep their names in every width, lose the last columns first, and say which."""
 
-import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from ray_backfill.compare.report import print_table, read_results
 from ray_backfill.compare.report.terminal import MOST_COLUMNS, overview
 from ray_backfill.drill.report import print_live_table
 from ray_backfill.page.layout import fit, show
-from tests.compare.report.folder import METHODS, write_results
+from tests.compare.report.folder import METHODS, printed, write_results
 from tests.drill.report.folder import write_drill
 
 ORDERS = ("classifier_score", "class_mean_distance", "oracle_loss")
@@ -25,12 +24,8 @@ SEVERAL = {"orders": ORDERS, "merges": ("raw", "quantile", "calibrated")}
 MORE = "More columns ("
 
 
-def printed(print_it: Callable[[Console], None], width: int) -> list[str]:
-    """The lines on a terminal of this width, without colours."""
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    print_it(console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().splitlines()
+def lines_of(print_it: Callable[[Console], None], width: int) -> list[str]:
+    return printed(print_it, width).splitlines()
 
 
 def left_out(lines: list[str]) -> list[str]:
@@ -56,7 +51,7 @@ def cells(line: str) -> list[str]:
 )
 def test_the_table_of_a_comparison(made: Mapping[str, Any], width: int, tmp_path: Path) -> None:
     write_results(tmp_path, **made)
-    lines = printed(lambda console: print_table(tmp_path, console), width)
+    lines = lines_of(lambda console: print_table(tmp_path, console), width)
     assert max(map(len, lines)) <= width
     columns = list(overview(read_results(tmp_path)).columns)
     names = [column for column in columns if column in ("method", "order", "merge")]
@@ -78,7 +73,7 @@ def test_the_table_of_a_comparison(made: Mapping[str, Any], width: int, tmp_path
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
 def test_the_table_of_a_drill(width: int, tmp_path: Path) -> None:
     write_drill(tmp_path)
-    lines = printed(lambda console: print_live_table(tmp_path, console), width)
+    lines = lines_of(lambda console: print_live_table(tmp_path, console), width)
     assert max(map(len, lines)) <= width
     assert any(cells(line)[:3] == ["100", "%", "50.0"] for line in lines)
     assert bool(left_out(lines)) == (width < 80)
@@ -105,7 +100,7 @@ def test_no_more_columns_go_than_must(width: int, dropped: list[str]) -> None:
 
 @pytest.mark.parametrize("width", range(16, 60))
 def test_names_and_the_first_figure_stay_in_every_width(width: int) -> None:
-    lines = printed(lambda console: show(console, made_table(), [], kept=2, elsewhere="elsewhere"), width)
+    lines = lines_of(lambda console: show(console, made_table(), [], kept=2, elsewhere="elsewhere"), width)
     table = "".join("".join(line for line in lines if "col" not in line).split())
     assert "53.0" in table
     assert all(letter in table for letter in "low-rank,12")
@@ -125,6 +120,6 @@ def test_a_pipe_gets_whole_columns(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("width", range(24, 60))
 def test_no_line_begins_with_a_per_cent_sign(width: int) -> None:
     note = Text("Full RM reaches 58 % of the gain, starts at 28.4 % (old service: 23.7 %) and ends at 53.6 %.")
-    lines = printed(lambda console: show(console, Table("method"), [note], kept=1, elsewhere=""), width)
+    lines = lines_of(lambda console: show(console, Table("method"), [note], kept=1, elsewhere=""), width)
     assert not [line for line in lines if line.strip().startswith("%")]
     assert "58 %" in " ".join(lines), "found by who searches for it"

@@ -1,23 +1,18 @@
 """The table in the terminal shows the hand-made numbers."""
 
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from ray_backfill.compare.report import print_table, read_results
 from ray_backfill.compare.report.terminal import overview
 from ray_backfill.compare.report.verdict import next_command, verdict
+from tests.compare.report import folder as folders
 from tests.compare.report.folder import METHODS, many_methods, write_results
 
 
 def printed(folder: Path, width: int = 160) -> str:
-    """The output on a wide terminal without colours."""
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    print_table(folder, console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return folders.printed(lambda console: print_table(folder, console), width)
 
 
 def test_overview_in_per_cent(tmp_path: Path) -> None:
@@ -52,13 +47,6 @@ def test_titles_are_not_read_as_markup(tmp_path: Path) -> None:
     assert title in printed(tmp_path)
 
 
-def test_a_pipe_gets_whole_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_results(tmp_path)
-    print_table(tmp_path)
-    text = capsys.readouterr().out
-    assert any("full RM" in line and "115 %" in line and "6.2" in line for line in text.splitlines())
-
-
 def test_eighty_columns_hold_whole_rows(tmp_path: Path) -> None:
     title = "least squares, gallery"
     write_results(tmp_path, methods=METHODS | {"rm": (title, *METHODS["rm"][1:])})
@@ -76,12 +64,6 @@ def test_of_many_rows_each_method_is_shown_once(tmp_path: Path) -> None:
     assert rows[2][:4] == ["full RM", "score", "raw", "52.0"]
     assert "Each method in its best order and merge. All 92 rows: report.html, summary.parquet" in text
     assert "†" not in text
-
-
-def test_of_many_rows_each_method_stands_once(tmp_path: Path) -> None:
-    results = read_results(write_results(tmp_path, many_methods(12), ("score", "random")))
-    assert len(overview(results)) == 17
-    assert len(results.table("mAP")) == 2 + 15 * 2
 
 
 def test_many_methods_in_one_order_are_sorted_and_nothing_is_missing(tmp_path: Path) -> None:
