@@ -82,7 +82,7 @@ class Side:
 
 def mapped(name: str, *of: Expression | str) -> Mapped:
     """A map of expressions; a string names a model."""
-    return Mapped(name, tuple(_expression(each) for each in of))
+    return Mapped(name, tuple(_expression(inner) for inner in of))
 
 
 def side(query: Expression | str, gallery: Expression | str) -> Side:
@@ -140,7 +140,7 @@ def macs_of(network: Any, *expressions: Expression) -> int:
 
 
 @dataclass
-class Evaluation:
+class Evaluator:
     """Computes expressions of the same n queries or items; what they share is computed once.
 
     vectors: model -> (n, d), as far as the expressions need them. network: the fitted maps. dims: of each model.
@@ -155,19 +155,21 @@ class Evaluation:
         """(n, d) vectors: a model's own as they are, the results of maps in float32."""
         if isinstance(expression, Stored):
             return self.vectors[expression.model]
-        if expression not in self._known:
-            self._known[expression] = self._computed(expression)
-        return self._known[expression]
-
-    def _computed(self, expression: Mapped | Prefix | Resized) -> FloatArray:
+        if expression in self._known:
+            return self._known[expression]
+        found: Any
         if isinstance(expression, Mapped):
-            return transform(named_map(self.network, expression.name), *map(self, expression.of))
-        vectors, width = self(expression.of), self.dims[expression.like]
-        if isinstance(expression, Prefix):
-            first: Any = vectors[:, :width]
-            return np.ascontiguousarray(first)
-        missing = width - vectors.shape[1]
-        return np.pad(vectors.astype(np.float32), ((0, 0), (0, missing))) if missing > 0 else vectors[:, :width]
+            found = transform(named_map(self.network, expression.name), *map(self, expression.of))
+        else:
+            vectors, width = self(expression.of), self.dims[expression.like]
+            missing = width - vectors.shape[1]
+            found = vectors[:, :width]
+            if isinstance(expression, Prefix):
+                found = np.ascontiguousarray(found)
+            elif missing > 0:
+                found = np.pad(vectors.astype(np.float32), ((0, 0), (0, missing)))
+        self._known[expression] = found
+        return self._known[expression]
 
 
 def to_json(expression: Expression) -> dict[str, Any]:

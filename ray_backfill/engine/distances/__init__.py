@@ -8,6 +8,7 @@ from ray_backfill.engine.distances.form import (
     check_distance,
     exact_distances,
     normalise,
+    refuse_zero,
 )
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "exact_distances",
     "lengths",
     "normalise",
+    "refuse_zero",
 ]

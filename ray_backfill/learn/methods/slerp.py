@@ -132,18 +132,13 @@ def recalls_at_1(
 
 
 METHODS = (
-    Method(
-        "slerp",
-        "SLERP",
-        "Ricci et al. 2026: Procrustes, then spherical interpolation",
-        side(mapped("slerp", "old", "new"), "old"),  # a query is embedded by both models
-        plain("new"),
-        "Adapters",
-        SlerpFit(procrustes, "new", "old"),
+    Method(  # a query is embedded by both models
+        "slerp", "SLERP", "Ricci et al. 2026: Procrustes, then spherical interpolation",
+        side(mapped("slerp", "old", "new"), "old"), plain("new"), "Adapters", SlerpFit(procrustes, "new", "old"),
         is_recommended=True,
         glossary={
             "SLERP": "Spherical interpolation: old items are searched with a point between the old query and the new "
             "one, which is rotated into the old space. Each query is embedded by both models."
         },
     ),
-)
+)  # fmt: skip

@@ -25,7 +25,14 @@ from torch.nn.parallel import DistributedDataParallel
 from ray_backfill.learn.models.gather import GlobalBatchNorm, gather, rank_and_size
 from ray_backfill.learn.papers.fct import Transform
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet, anchors_per_worker
-from ray_backfill.learn.training.map_loop import Rows, all_views, draw_views, for_all_views, train_map, warmup_cosine
+from ray_backfill.learn.training.map_loop import (
+    BatchRows,
+    all_views,
+    draw_views,
+    for_all_views,
+    train_map,
+    warmup_cosine,
+)
 from ray_backfill.learn.training.settings import HeadTraining, LossSettings
 
 
@@ -181,7 +188,6 @@ def train_heads(
 
     label_N: the class of each item.
     """
-    device = device or torch.device("cpu")
     rank, size = rank_and_size()
     share = anchors_per_worker(label_N, training, size)
     old, new = (all_views(data, model, device) for model in ("old", "new"))
@@ -191,7 +197,7 @@ def train_heads(
     model: nn.Module = DistributedDataParallel(heads) if size > 1 else heads
     rng, view_of = np.random.default_rng(training.seed), draw_views(data, training.seed)
 
-    def loss_of(rows: Rows) -> Tensor:
+    def loss_of(rows: BatchRows) -> Tensor:
         everyone = torch.from_numpy(rows).to(device)
         reverse_bd, forward_bd = model(new[everyone[rank * share : (rank + 1) * share]])
         # Every worker has all stored embeddings and labels, so only the outputs of the heads are gathered.

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.backbones import BackboneInfo
-from ray_backfill.learn.models.gather import rank_and_size
 from ray_backfill.learn.papers.advbct import (
     AdversarialCompatible,
     adversarial,
@@ -22,7 +19,7 @@ from ray_backfill.learn.papers.advbct import (
 )
 from ray_backfill.learn.training.objective import ClassSpread, OldModel
 from ray_backfill.learn.training.settings import BackboneSettings, CompatibleLosses, ObjectiveSettings
-from tests.learn.training._workers import leave_together
+from tests.learn.training.workers import average, on_two_workers
 
 NEW = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3, 4, 7])
 OLD = BackboneInfo(BackboneSettings(dim=4, width=2), 1, 8, classes=[0, 3, 7])
@@ -172,26 +169,15 @@ def one_step(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
     loss.backward()
     value, gradient = loss.detach().clone(), elastic.grad
     assert gradient is not None
-    _, size = rank_and_size()
-    for tensor in (value, gradient):
-        if size > 1:
-            dist.all_reduce(tensor)
-        tensor /= size
+    average((value, gradient))
     return value, gradient
 
 
-def _two_workers(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    found = one_step(slice(rank * 4, rank * 4 + 4))
-    if rank == 0:
-        torch.save(found, Path(folder) / "found.pt")
-    leave_together(rank, folder)
+def _half(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return one_step(slice(rank * 4, rank * 4 + 4))
 
 
 @pytest.mark.full
 def test_two_workers_count_the_images_outside_together(tmp_path: Path) -> None:
-    spawn(_two_workers, (str(tmp_path),), nprocs=2)
-    for found, expected in zip(
-        torch.load(tmp_path / "found.pt", weights_only=True), one_step(slice(0, 8)), strict=True
-    ):
+    for found, expected in zip(on_two_workers(_half, tmp_path)[0], one_step(slice(0, 8)), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
