@@ -182,9 +182,9 @@ def _rank(
         right = positives[positive_starts[q] : positive_starts[q + 1]]
         left_out = ignored[ignored_starts[q] : ignored_starts[q + 1]]
         for i in range(item_bTk.shape[1]):
-            at, wrong, found = points * starts[row] + i * width, 0, 0
+            at, wrong, n_right = points * starts[row] + i * width, 0, 0
             for item in item_bTk[row, i]:
-                if item < 0 or found == width:
+                if item < 0 or n_right == width:
                     break
                 if place_of(left_out, item) >= 0:
                     continue
@@ -192,10 +192,10 @@ def _rank(
                 if place < 0:
                     wrong += 1
                     continue
-                before[at + found] = wrong
+                before[at + n_right] = wrong
                 if len(places) > 0:
-                    places[at + found] = place
-                found += 1
+                    places[at + n_right] = place
+                n_right += 1
 
 
 @kernel

@@ -92,9 +92,9 @@ def average_precision(ranks: Array, n_right: int, cut: int, grades: Array, ideal
     Cut at k, right answers beyond rank k count as 0, and the sum is divided by the largest number of right answers that
     the first k results can hold. (trec_eval's ``map_cut_k`` divides by the number of all right answers instead.)
     """
-    found = np.searchsorted(ranks, cut, side="right")
-    terms = np.empty(found)
-    for j in range(np.uint64(found)):
+    n_found = np.searchsorted(ranks, cut, side="right")
+    terms = np.empty(n_found)
+    for j in range(np.uint64(n_found)):
         terms[j] = np.float64(np.int32(j + np.uint64(1))) / ranks[j]
     return sum_of(terms) / min(n_right, cut)
 
@@ -127,10 +127,10 @@ CMC = MetricKind(
 @kernel
 def recall(ranks: Array, n_right: int, cut: int, grades: Array, ideal: float) -> float:
     """The share of a query's right answers that are among the first k results."""
-    found = 0
-    while found < len(ranks) and ranks[found] <= cut:
-        found += 1
-    return found / n_right
+    n_found = 0
+    while n_found < len(ranks) and ranks[n_found] <= cut:
+        n_found += 1
+    return n_found / n_right
 
 
 RECALL = MetricKind(

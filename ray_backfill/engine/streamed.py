@@ -131,8 +131,8 @@ def replay_pairs_streamed(
     threads = threads or usable_cpus()
     blocks = [Block.of(truth, prepared.scored[rows]) for rows in split_queries(prepared, truth, threads)]
     with comparisons_bar(prepared, progress) as bar, threadpool_limits(1, user_api="blas"):
-        found = _search(_ahead(_shards(queries, gallery, prepared, truth, distance, bar.advance)), blocks, threads)
-    return measure_prepared(prepared, truth, _Kept(blocks, found), threads)
+        so_far = _search(_ahead(_shards(queries, gallery, prepared, truth, distance, bar.advance)), blocks, threads)
+    return measure_prepared(prepared, truth, _Kept(blocks, so_far), threads)
 
 
 def _shards(
@@ -186,16 +186,16 @@ class _FoundSoFar:
 
 def _search(shards: Iterator[GalleryShard], blocks: Sequence[Block], threads: int) -> list[list[_FoundSoFar]]:
     """The candidates of each block and scan."""
-    found: list[list[_FoundSoFar]] = [[] for _ in blocks]
+    so_far: list[list[_FoundSoFar]] = [[] for _ in blocks]
     with ThreadPoolExecutor(threads) as pool:
         for shard in shards:
-            tasks = [pool.submit(_with_shard, shard, *of_block) for of_block in zip(blocks, found, strict=True)]
+            tasks = [pool.submit(_with_shard, shard, *of_block) for of_block in zip(blocks, so_far, strict=True)]
             try:
-                found = [task.result() for task in tasks]
+                so_far = [task.result() for task in tasks]
             except BaseException:
                 shard.is_cancelled = True
                 raise
-    return found
+    return so_far
 
 
 def _with_shard(shard: GalleryShard, block: Block, before: Sequence[_FoundSoFar]) -> list[_FoundSoFar]:
@@ -237,10 +237,10 @@ def _by_index(keys: KeyArray) -> KeyArray:
     return (keys & _DISTANCE) | np.arange(len(keys), dtype=np.uint64)
 
 
-def _ceilings(form: ProductForm, block: Block, found: _FoundSoFar) -> NDArray[np.float32]:
+def _ceilings(form: ProductForm, block: Block, so_far: _FoundSoFar) -> NDArray[np.float32]:
     """The ceilings of ``Candidates`` for further items of the same system."""
-    ceilings, known = found.farthest.copy(), np.isfinite(found.farthest)
-    ceilings[known] = form.bounds(block.queries, np.nonzero(known)[0], found.farthest[known])[1]
+    ceilings, known = so_far.farthest.copy(), np.isfinite(so_far.farthest)
+    ceilings[known] = form.bounds(block.queries, np.nonzero(known)[0], so_far.farthest[known])[1]
     return ceilings
 
 
@@ -259,9 +259,9 @@ def _mark(rows: Array, keys: Array, segments_OC: Array, needed: Array, n_segment
 class _Kept(LocalShards):
     """What was found, as the answer of one shard."""
 
-    def __init__(self, blocks: Sequence[Block], found: Sequence[list[_FoundSoFar]]) -> None:
+    def __init__(self, blocks: Sequence[Block], so_far: Sequence[list[_FoundSoFar]]) -> None:
         super().__init__([])
-        self.found = {int(block.queries[0]): of_block for block, of_block in zip(blocks, found, strict=True)}
+        self.so_far = {int(block.queries[0]): of_block for block, of_block in zip(blocks, so_far, strict=True)}
 
     def nearest(self, block: Block, k: int) -> list[list[Found]]:
-        return [[(of_scan.rows, of_scan.keys) for of_scan in self.found[int(block.queries[0])]]]
+        return [[(of_scan.rows, of_scan.keys) for of_scan in self.so_far[int(block.queries[0])]]]

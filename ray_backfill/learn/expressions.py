@@ -111,14 +111,14 @@ def parts(expression: Expression) -> Iterator[Expression]:
 
 def stored_models(*expressions: Expression) -> tuple[str, ...]:
     """The models whose embeddings they need, without repetitions."""
-    found = (part.model for expression in expressions for part in parts(expression) if isinstance(part, Stored))
-    return tuple(dict.fromkeys(found))
+    models = (part.model for expression in expressions for part in parts(expression) if isinstance(part, Stored))
+    return tuple(dict.fromkeys(models))
 
 
 def maps_of(*expressions: Expression) -> tuple[Mapped, ...]:
     """The maps to apply, each once, in an order in which that is possible."""
-    found = (part for expression in expressions for part in parts(expression) if isinstance(part, Mapped))
-    return tuple(dict.fromkeys(found))
+    applied = (part for expression in expressions for part in parts(expression) if isinstance(part, Mapped))
+    return tuple(dict.fromkeys(applied))
 
 
 def dim_of(expression: Expression, dims: Mapping[str, int], network: Any) -> int:
@@ -157,18 +157,18 @@ class Evaluator:
             return self.vectors[expression.model]
         if expression in self._known:
             return self._known[expression]
-        found: Any
+        computed: Any
         if isinstance(expression, Mapped):
-            found = transform(named_map(self.network, expression.name), *map(self, expression.of))
+            computed = transform(named_map(self.network, expression.name), *map(self, expression.of))
         else:
             vectors, width = self(expression.of), self.dims[expression.like]
             missing = width - vectors.shape[1]
-            found = vectors[:, :width]
+            computed = vectors[:, :width]
             if isinstance(expression, Prefix):
-                found = np.ascontiguousarray(found)
+                computed = np.ascontiguousarray(computed)
             elif missing > 0:
-                found = np.pad(vectors.astype(np.float32), ((0, 0), (0, missing)))
-        self._known[expression] = found
+                computed = np.pad(vectors.astype(np.float32), ((0, 0), (0, missing)))
+        self._known[expression] = computed
         return self._known[expression]
 
 

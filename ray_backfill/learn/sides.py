@@ -62,10 +62,10 @@ class Sides:
         if not len(next(iter(vectors.values()))):
             return np.empty((0, self.dim(name)), np.float32)
         side = self.method.sides[SIDES.index(name)]
-        found = Evaluator(vectors, self.network, self.dims)(side.gallery)
-        check_finite(found, "gallery embeddings")
+        mapped = Evaluator(vectors, self.network, self.dims)(side.gallery)
+        check_finite(mapped, "gallery embeddings")
         references = self.merge.references
-        return found if references is None else references[SIDES.index(name)].gallery_items(found, self.distance)
+        return mapped if references is None else references[SIDES.index(name)].gallery_items(mapped, self.distance)
 
     def dim(self, name: SideName) -> int:
         """Dimension of the vectors that ``gallery`` returns."""

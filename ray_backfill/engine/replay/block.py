@@ -231,14 +231,14 @@ def _find_columns(
     positives: Array, entries: Array, first: int, column_of_item: Array, items: Array, columns: Array
 ) -> int:
     """Number the distinct items among some positives. Return how many there are. column_of_item: -1, restored."""
-    found = 0
+    n_items = 0
     for i in range(len(entries)):
         item = positives[entries[i]] - first
         if column_of_item[item] < 0:
-            column_of_item[item] = found
-            items[found] = item
-            found += 1
+            column_of_item[item] = n_items
+            items[n_items] = item
+            n_items += 1
         columns[i] = column_of_item[item]
-    for i in range(found):
+    for i in range(n_items):
         column_of_item[items[i]] = -1
-    return found
+    return n_items

@@ -42,11 +42,11 @@ def reranked(
         rows: Of the block's queries in ``embedded``.
         embedded: For each cascade, order -> (Q, T) number of items that are embedded for a query; is filled.
     """
-    found = candidates(shards, block, max(cascade.recalls for cascade in prepared.cascades))
+    of_scans = candidates(shards, block, max(cascade.recalls for cascade in prepared.cascades))
     of_pairs = zip(prepared.pairs, prepared.cascades, embedded, ranked, strict=True)
     for pair, cascade, of_orders, (of_pair,) in of_pairs:
         # What the backward system recalls,
-        of_query, keys = found[pair.backward_scan]
+        of_query, keys = of_scans[pair.backward_scan]
         of_backward, segments_ON = np.zeros(len(keys), np.bool_), prepared.segments_of[pair.rows]
         (recalled,) = nearest_lists(of_query, keys, of_backward, block, segments_ON, cascade.recalls, 1, RAW)
         item_bK = recalled.item[:, 0]

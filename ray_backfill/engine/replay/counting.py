@@ -118,9 +118,9 @@ def parts_of_products(form: ProductForm, block: Block, union: Union, first: int)
 
 
 @kernel
-def _find_first(positions: Array, starts: Array, first: int, found: Array) -> None:
+def _find_first(positions: Array, starts: Array, first: int, following: Array) -> None:
     for q in range(len(starts) - 1):
-        found[q] = starts[q] + np.searchsorted(positions[starts[q] : starts[q + 1]], first)
+        following[q] = starts[q] + np.searchsorted(positions[starts[q] : starts[q + 1]], first)
 
 
 @kernel
@@ -141,12 +141,12 @@ def _list_near(bins: Array, far: int, is_near: Array, groups: Array) -> Any:
     """
     for j in range(len(bins)):
         is_near[j] = bins[j] != far
-    found = np.uint64(0)
+    n_groups = np.uint64(0)
     words = is_near.view(np.uint64)
     for g in range(len(words)):
-        groups[found] = 8 * g
-        found += np.uint64(words[np.uint64(g)] != np.uint64(0))
-    return found
+        groups[n_groups] = 8 * g
+        n_groups += np.uint64(words[np.uint64(g)] != np.uint64(0))
+    return n_groups
 
 
 @kernel
@@ -154,7 +154,7 @@ def look_up(
     table: Array, bins: Array, mark: int, groups: Array, n_groups: int, places: Array, marked: Array, listed: Array
 ) -> Any:
     """Read the place of each item's bin. List the items of bins that a threshold is in; return their number."""
-    n_marked, found, bit, eight = np.uint64(0), np.uint64(0), np.uint32(mark), np.uint64(8)
+    n_marked, n_listed, bit, eight = np.uint64(0), np.uint64(0), np.uint32(mark), np.uint64(8)
     for i in range(n_groups):
         first, every = np.uint64(groups[np.uint64(i)]), np.uint32(0)
         for u in range(eight):
@@ -166,9 +166,9 @@ def look_up(
     for i in range(n_marked):
         first = np.uint64(marked[np.uint64(i)])
         for u in range(eight):
-            listed[found] = first + np.uint64(u)
-            found += np.uint64((np.uint32(places[first + np.uint64(u)]) & bit) != np.uint32(0))
-    return found
+            listed[n_listed] = first + np.uint64(u)
+            n_listed += np.uint64((np.uint32(places[first + np.uint64(u)]) & bit) != np.uint32(0))
+    return n_listed
 
 
 @kernel

@@ -273,10 +273,10 @@ def _rank_all(prepared: Prepared, block: Block, shards: Shards, with_places: boo
 def _rank_nearest(prepared: Prepared, block: Block, shards: Shards, with_places: bool) -> Iterator[Iterator[Rankings]]:
     """For each pair, the first ranks of each order, from candidates."""
     assert prepared.nearest is not None
-    found = candidates(shards, block, prepared.nearest)
+    of_scans = candidates(shards, block, prepared.nearest)
     for pair in prepared.pairs:
         yield nearest_rankings(
-            *candidates_of(pair, found), block, prepared.segments_of[pair.rows], prepared.nearest, prepared.points,
+            *candidates_of(pair, of_scans), block, prepared.segments_of[pair.rows], prepared.nearest, prepared.points,
             pair.merge, with_places,
         )  # fmt: skip
 

@@ -51,8 +51,10 @@ def find_first(
             at = np.flatnonzero(np.isin(queries, part.queries))
             if len(at):
                 rows = np.searchsorted(part.queries, queries[at])
-                found = find_first(part.systems, part.served[0], part.truth, rows, points, distance, k, device=device)
-                for order, of_part in found.items():
+                of_orders = find_first(
+                    part.systems, part.served[0], part.truth, rows, points, distance, k, device=device
+                )
+                for order, of_part in of_orders.items():
                     item = np.where(of_part.item >= 0, part.items[of_part.item], -1)
                     lists[order].put(at, of_part._replace(item=item))
         return lists
@@ -74,9 +76,9 @@ def first_lists(prepared: Prepared, truth: GroundTruth, shards: Shards, threads:
 
     def find_block(rows: IntArray) -> None:
         block = Block.of(truth, prepared.scored[rows])
-        found = candidates_of(pair, candidates(shards, block, k))
+        of_pair = candidates_of(pair, candidates(shards, block, k))
         segments_ON = prepared.segments_of[pair.rows]
-        of_orders = nearest_lists(*found, block, segments_ON, k, prepared.points, pair.merge)
+        of_orders = nearest_lists(*of_pair, block, segments_ON, k, prepared.points, pair.merge)
         for order, of_block in zip(pair.orders, of_orders, strict=True):
             lists[order].put(rows, of_block)
 

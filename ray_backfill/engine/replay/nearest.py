@@ -159,8 +159,8 @@ class Finder:
 
     def passing(self, first: int, last: int, gates: NDArray[np.float32]) -> Passing:
         tile = self.products.tile(first, last)
-        found = _find_passing(*tile, gates, first, self.rows, self.items, self.values)
-        return self.rows[:found], self.items[:found], self.values[:found]
+        n_passing = _find_passing(*tile, gates, first, self.rows, self.items, self.values)
+        return self.rows[:n_passing], self.items[:n_passing], self.values[:n_passing]
 
 
 @kernel
@@ -174,7 +174,7 @@ def _find_passing(
     passes = np.zeros((n + 7) // 8 * 8, np.uint8)
     eight = passes.view(np.uint64)
     columns = np.empty(n + 8, np.int64)
-    found = 0
+    n_passing = 0
     for q in range(len(products)):
         row, gate = products[q], gates[q]
         # Of most rows no item passes, which is found out without storing anything.
@@ -194,9 +194,9 @@ def _find_passing(
                     columns[passing] = j
                     passing += passes[j]
         for j in columns[:passing]:
-            rows[found], items[found], values[found] = q, first + j, v[j]
-            found += 1
-    return found
+            rows[n_passing], items[n_passing], values[n_passing] = q, first + j, v[j]
+            n_passing += 1
+    return n_passing
 
 
 @kernel
@@ -424,15 +424,15 @@ def _rank(
             begin[c] = after if is_forward[ranked[first + c]] else 0
             length[c] = points - after if is_forward[ranked[first + c]] else after
         for i in range(points):
-            at, wrong, found = points * width_starts[q] + i * width, 0, 0
+            at, wrong, right = points * width_starts[q] + i * width, 0, 0
             for c in range(n_ranked):
                 if np.uint32(np.uint32(i) - begin[c]) < length[c]:
                     if places_of[first + c] < 0:
                         wrong += 1
                     else:
-                        before[at + found] = wrong
+                        before[at + right] = wrong
                         if len(places) > 0:
-                            places[at + found] = places_of[first + c]
-                        found += 1
-                    if wrong + found == k:
+                            places[at + right] = places_of[first + c]
+                        right += 1
+                    if wrong + right == k:
                         break

@@ -100,7 +100,7 @@ class GalleryShard:
             uses[pair.forward].append((index, 0))
             uses[pair.backward].append((index, 1))
         counters = [self._counter(index, block, thresholds, of_system) for index, of_system in enumerate(uses)]
-        found = [
+        of_pairs = [
             [empty_others(of_pair, self.points) for _ in _systems_counted(pair)]
             for of_pair, pair in zip(thresholds, pairs, strict=True)
         ]
@@ -120,9 +120,9 @@ class GalleryShard:
                     )
                     for side, system in enumerate((pair.forward, pair.backward))
                 )  # fmt: skip
-                for (has_f, has_b), others in zip(_systems_counted(pair), found[index], strict=True):
+                for (has_f, has_b), others in zip(_systems_counted(pair), of_pairs[index], strict=True):
                     find_others(forward, has_f, backward, has_b, thresholds[index], self.points, begin, end, others)
-        return [others[0][:, :-1] if len(others) == 1 else np.stack(others)[:, :, :-1] for others in found]
+        return [others[0][:, :-1] if len(others) == 1 else np.stack(others)[:, :, :-1] for others in of_pairs]
 
     def nearest(self, block: Block, k: int, known: Sequence[NDArray[np.float32]] | None = None) -> list[Found]:
         """Return for each scan all items of this shard that can be among the first k at any point, possibly more.
@@ -130,10 +130,10 @@ class GalleryShard:
         known: for each scan, ``Candidates.ceilings`` that items of other shards set.
         """
         needed, n_segments = k + np.diff(block.ignored_starts), self.points - 1
-        found: dict[int, tuple[IntArray, KeyArray]] = {}
+        of_scans: dict[int, tuple[IntArray, KeyArray]] = {}
         # Forward scans first: they limit the others.
         for index, scan in sorted(enumerate(self.prepared.scans), key=lambda numbered: not numbered[1].is_forward):
-            ceilings = None if scan.is_forward else self._ceilings(scan, found, needed, block)
+            ceilings = None if scan.is_forward else self._ceilings(scan, of_scans, needed, block)
             segments_ON = self.segments_of[scan.rows] if scan.is_forward else self.from_the_end[scan.rows]
             if known is not None:
                 ceilings = known[index] if ceilings is None else np.minimum(ceilings, known[index])
@@ -146,12 +146,12 @@ class GalleryShard:
                 finder = self.on_device.DeviceFinder(self.device_tiles[scan.searched], block.queries)
             for first, last in self._tiles(len(block), min(TILE_ITEMS, self.tile_items), self.tile_items):
                 candidates.add(finder.passing(first, last, candidates.gates))
-            found[index] = candidates.finish()
+            of_scans[index] = candidates.finish()
         offset = np.uint64(self.first)
-        return [(rows, keys + offset) for rows, keys in (found[index] for index in range(len(found)))]
+        return [(rows, keys + offset) for rows, keys in (of_scans[index] for index in range(len(of_scans)))]
 
     def _ceilings(
-        self, scan: Scan, found: Mapping[int, tuple[IntArray, KeyArray]], needed: IntArray, block: Block
+        self, scan: Scan, of_scans: Mapping[int, tuple[IntArray, KeyArray]], needed: IntArray, block: Block
     ) -> NDArray[np.float32]:
         """Of a backward scan, by what the forward scans of its pairs found: the highest ceiling that any pair sets,
         because an item is dropped only if no pair needs it.
@@ -161,7 +161,7 @@ class GalleryShard:
         for index, forward in zip(scan.pairs, scan.limited_by, strict=True):
             pair = self.prepared.pairs[index]
             farthest = np.full((len(block), len(pair.rows), n_segments), np.inf, np.float32)
-            find_farthest(*found[forward], needed, self.segments_of[pair.rows], farthest)
+            find_farthest(*of_scans[forward], needed, self.segments_of[pair.rows], farthest)
             # While the forward system serves the segments up to s, the backward one serves those up to S - 2 - s.
             set_by_pair = np.full(farthest.shape, np.inf, np.float32)
             q, o, s = np.nonzero(np.isfinite(farthest[:, :, : n_segments - 1]))
@@ -238,10 +238,10 @@ def candidates(shards: Shards, block: Block, k: int) -> list[Found]:
     ]
 
 
-def candidates_of(pair: ReplayedPair, found: Sequence[Found]) -> tuple[IntArray, KeyArray, NDArray[np.bool_]]:
-    """Return (query, key, whether it is forward's) of all candidates of a pair. found: of each scan."""
-    forward = found[pair.forward_scan]
-    both = [forward] if pair.hides_backward else [forward, found[pair.backward_scan]]
+def candidates_of(pair: ReplayedPair, of_scans: Sequence[Found]) -> tuple[IntArray, KeyArray, NDArray[np.bool_]]:
+    """Return (query, key, whether it is forward's) of all candidates of a pair. of_scans: of each scan."""
+    forward = of_scans[pair.forward_scan]
+    both = [forward] if pair.hides_backward else [forward, of_scans[pair.backward_scan]]
     of_query, keys = (np.concatenate(part) for part in zip(*both, strict=True))
     return of_query, keys, np.arange(len(keys)) < len(forward[1])
 

@@ -73,11 +73,11 @@ def count_within(
         largest = 1.0 if truth.weights is None else np.delete(truth.weights, truth.skipped).max()
         for part in parts_of(truth, [system], [], points):
             segments_Rn = segments_RN[:, part.items]
-            found = count_within(part.systems[0], part.truth, cutoffs, segments_Rn, points, distance, report)
+            within = count_within(part.systems[0], part.truth, cutoffs, segments_Rn, points, distance, report)
             # Weights are relative to the largest of those that are counted together.
             weights = part.truth.weights
             unit = 1.0 if weights is None else np.delete(weights, part.truth.skipped).max() / largest
-            total += unit * np.stack([found.backfilled, found.waiting])
+            total += unit * np.stack([within.backfilled, within.waiting])
         return Within(cutoffs, total[0], total[1])
     form, scored = ProductForm.of(system, distance), np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
     weights = None if truth.weights is None else relative_weights(truth.weights[scored])

@@ -227,18 +227,18 @@ def _rows(table: str) -> list[Any]:
 
 def find_methods(names: tuple[str, ...]) -> list[Method]:
     """The methods of these names. Raises InputError for an unknown name; the message names similar ones."""
-    known, found = all_methods(), []
+    known, methods = all_methods(), []
     for name in names:
         base, _, number = name.partition("@")
         cascade = known.get(f"{base}@{RECALLS}")
         if name in known:
-            found.append(known[name])
+            methods.append(known[name])
         elif cascade is not None and re.fullmatch("[1-9][0-9]{0,8}", number):
             title = cascade.title.replace(str(RECALLS), number)
-            found.append(replace(cascade, name=name, title=title, policy=Cascade(int(number))))
+            methods.append(replace(cascade, name=name, title=title, policy=Cascade(int(number))))
         else:
             raise unknown_name("method", name, known)
-    return found
+    return methods
 
 
 def models_of(methods: Sequence[Method]) -> tuple[str, ...]:

@@ -233,10 +233,10 @@ def load_network(folder: Path) -> Any:
         weights = safetensors.numpy.load_file(path)
         if is_formula:
             given = {field.name: shape[field.name] for field in fields(kind) if field.name not in kind.arrays}
-            found = kind(**given, **{field: weights[name] for field, name in kind.arrays.items()})
-            if found.shape != shape:
-                raise ValueError(f"its weights are those of {found.shape}")
-            return found
+            formula = kind(**given, **{field: weights[name] for field, name in kind.arrays.items()})
+            if formula.shape != shape:
+                raise ValueError(f"its weights are those of {formula.shape}")
+            return formula
         import torch
 
         network = kind(**shape)

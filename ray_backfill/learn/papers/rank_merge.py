@@ -81,7 +81,7 @@ class LossBatch:
     first: int
 
     @property
-    def own(self) -> slice:
+    def anchors(self) -> slice:
         """Positions of the anchors among all items."""
         return slice(self.first, self.first + len(self.reverse_bd))
 
@@ -92,7 +92,7 @@ HeadLoss = Callable[[LossBatch, LossSettings], Tensor]
 
 def rqt(batch: LossBatch, settings: LossSettings) -> Tensor:
     """Mean distance of each anchor's psi(rho(new)) to its own old embedding. Source: eq. 9."""
-    own_bd = batch.old_Bd[batch.own]
+    own_bd = batch.old_Bd[batch.anchors]
     if settings.distance == "cosine":
         return (1 - F.cosine_similarity(batch.reverse_bd, own_bd)).mean()
     return (batch.reverse_bd - own_bd).norm(dim=1).mean()
@@ -127,15 +127,15 @@ def mcl(batch: LossBatch, settings: LossSettings) -> Tensor:
 
 def _old_sums(batch: LossBatch, settings: LossSettings) -> tuple[Tensor, Tensor]:
     """``_log_sums`` of the backward system, {psi(rho(new)), old}."""
-    same_bB = batch.label_B[batch.own, None] == batch.label_B[None, :]
+    same_bB = batch.label_B[batch.anchors, None] == batch.label_B[None, :]
     return _log_sums(_distances(batch.reverse_bd, batch.old_Bd, settings.distance), same_bB, ~same_bB, settings)
 
 
 def _new_sums(batch: LossBatch, settings: LossSettings) -> tuple[Tensor, Tensor]:
     """``_log_sums`` of the forward system, {rho(new), rho(new)}."""
-    same_bB = batch.label_B[batch.own, None] == batch.label_B[None, :]
+    same_bB = batch.label_B[batch.anchors, None] == batch.label_B[None, :]
     negative_bB = ~same_bB
-    same_bB[:, batch.own].fill_diagonal_(False)  # an item's distance to itself is always 0
+    same_bB[:, batch.anchors].fill_diagonal_(False)  # an item's distance to itself is always 0
     return _log_sums(_distances(batch.forward_bd, batch.forward_Bd, settings.distance), same_bB, negative_bB, settings)
 
 

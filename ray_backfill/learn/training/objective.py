@@ -220,15 +220,15 @@ def class_spread(embed: Callable[[Tensor], Tensor], shape: tuple[int, int], imag
 
     centre_Cd = _class_means(unit_embedded(), shape, device)
     # Each worker fills in its own images; the second column says which are readable.
-    found = torch.zeros(len(rows), 2, device=device)
+    measured = torch.zeros(len(rows), 2, device=device)
     for rows_b, target_b, unit_bd in unit_embedded():
         distance_b = (unit_bd - centre_Cd[target_b]).norm(dim=1)
         at = torch.from_numpy(position_of[rows_b]).to(device)
-        found[at] = torch.stack([distance_b, torch.ones_like(distance_b)], dim=1)
-    found = gather(found[None]).sum(0)
-    readable_N = found[:, 1] > 0
+        measured[at] = torch.stack([distance_b, torch.ones_like(distance_b)], dim=1)
+    measured = gather(measured[None]).sum(0)
+    readable_N = measured[:, 1] > 0
     target_N = torch.from_numpy(images.targets[rows]).to(device)[readable_N]
-    return ClassSpread(centre_Cd, target_N, found[readable_N, 0])
+    return ClassSpread(centre_Cd, target_N, measured[readable_N, 0])
 
 
 def _class_means(batches: Iterable[_EmbeddedBatch], shape: tuple[int, int], device: torch.device) -> Tensor:
