@@ -12,6 +12,7 @@ from ray_backfill.learn.methods import Embeddings, all_methods
 from ray_backfill.learn.papers.orthogonal import JointBatch, JointMaps, contrast, deviation, joint
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings, OrthogonalSettings, TransformTraining
+from tests.learn.fits import fitted
 from tests.learn.training.workers import on_two_workers
 
 SETTINGS = OrthogonalSettings(forward=0.7, backward=1.3, contrastive=0.4, tau=0.5, threshold=0.2, steepness=3.0)
@@ -114,11 +115,8 @@ def train_set(labels: bool = True) -> TrainSet:
 
 
 def trained(name: str, data: TrainSet, epochs: int = 30, **orthogonal: float) -> JointMaps:
-    fit = all_methods()[name].fit
-    assert fit is not None
     training = TransformTraining(epochs=epochs, batch=40, lr=5e-3, orthogonal=OrthogonalSettings(**orthogonal))
-    network = fit.fit(data, FitSettings(transforms=training), "cosine").network
-    assert isinstance(network, JointMaps)
+    network: JointMaps = fitted(name, data, FitSettings(transforms=training))
     return network
 
 
