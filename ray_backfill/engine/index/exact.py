@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
-from ray_backfill.engine.distances import ProductForm, lengths, refuse_zero
+from ray_backfill.engine.distances.exact import lengths
+from ray_backfill.engine.distances.form import ProductForm, refuse_zero
 from ray_backfill.engine.index.partition import (
     GrowingArray,
     IndexRows,

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.engine.distances import lengths, normalise, refuse_zero
+from ray_backfill.engine.distances.exact import lengths
+from ray_backfill.engine.distances.form import normalise, refuse_zero
 from ray_backfill.engine.index.partition import (
     GrowingArray,
     IndexRows,

@@ -65,20 +65,14 @@ class CountsOfPair(NamedTuple):
         return self.counted.counts[self.rows[order]], self.counted.starts, places
 
 
-def empty_others(thresholds: Thresholds, points: int) -> Others:
-    """Room for ``find_others`` of a block. It writes one entry more for each order, which means nothing."""
-    n_orders, n_positives = thresholds.segments.shape
-    return np.empty((n_orders, points * n_positives + 1), np.int32)
-
-
 def find_others(
     forward: CountsOfPair, counts_forward: bool, backward: CountsOfPair, counts_backward: bool, thresholds: Thresholds,
     points: int, begin: int, end: int, others: Others,
 ) -> None:  # fmt: skip
     """Find for the queries begin .. end - 1 how many counted items rank before the j-th positive at each point.
 
-    counts_forward, counts_backward: whether items of that system are counted. others: ``empty_others``, (O, CSR of
-    (T, P)). Results for disjoint sets of items add up.
+    counts_forward, counts_backward: whether items of that system are counted. others: (O, CSR of (T, P) and one entry
+    more, which means nothing). Results for disjoint sets of items add up.
     """
     starts = thresholds.starts[begin : end + 1]
     part = slice(points * starts[0] // 2, points * starts[-1] // 2 + 1)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
-from ray_backfill.engine.distances import ProductForm, bounds_of_distance
+from ray_backfill.engine.distances.form import ProductForm, bounds_of_distance
 from ray_backfill.engine.replay.block import Block, Union
 from ray_backfill.engine.replay.keys import distance_of
 from ray_backfill.engine.systems import IntArray

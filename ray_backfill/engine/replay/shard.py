@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.distances.form import Products
-from ray_backfill.engine.replay.before import Counted, CountsOfPair, Others, accumulate, empty_others, find_others
+from ray_backfill.engine.replay.before import Counted, CountsOfPair, Others, accumulate, find_others
 from ray_backfill.engine.replay.block import Block, Thresholds, exact_keys, unite
 from ray_backfill.engine.replay.counting import Counter, parts_of_products
 from ray_backfill.engine.replay.keys import KeyArray
@@ -100,10 +100,8 @@ class GalleryShard:
             uses[pair.forward].append((index, 0))
             uses[pair.backward].append((index, 1))
         counters = [self._counter(index, block, thresholds, of_system) for index, of_system in enumerate(uses)]
-        of_pairs = [
-            [empty_others(of_pair, self.points) for _ in _systems_counted(pair)]
-            for of_pair, pair in zip(thresholds, pairs, strict=True)
-        ]
+        size = self.points * len(block.positives) + 1  # see ``find_others``
+        of_pairs = [[np.empty((len(pair.orders), size), np.int32) for _ in _systems_counted(pair)] for pair in pairs]
         n_tiles, kept = max(1, -(-n_items // self.counted_items)), 4 * n_items * len(block) * len(counters)
         most = len(block)
         if n_tiles == 1 and kept <= _KEPT_BYTES and self.on_device is None:
