@@ -269,6 +269,8 @@ def test_csls_keeps_shared_systems_shared_and_bounds_its_references() -> None:
     assert [len(side) for r in merge.references for side in (r.query, r.gallery)] == [20] * 4
     with pytest.raises(rb.InputError, match="8 dimensions"):
         merge.references[1].replace(pair.backward, "cosine")
+    with pytest.raises(rb.InputError, match="supports only the cosine distance, not l2"):
+        merge.prepare(pair, "l2")
 
 
 def test_unfitted_merges_are_plain() -> None:
@@ -304,12 +306,6 @@ def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
         arguments["train"] = some[arguments["train"]]
     with pytest.raises(rb.InputError, match=message):
         fit_merge(**arguments)  # type: ignore[arg-type]
-
-
-def test_csls_refuses_other_distances_than_cosine() -> None:
-    pair, _ = labelled_pair()
-    with pytest.raises(rb.InputError, match="supports only the cosine distance, not l2"):
-        fit_merge("csls", pair, None, "cosine").prepare(pair, "l2")
 
 
 @pytest.mark.parametrize("name", all_merges())

@@ -152,15 +152,6 @@ def test_counts_hold_the_largest_gallery_of_their_type(n: int) -> None:
     np.testing.assert_array_equal(curve.per_query["MRR"], [[1, 1 / n]])
 
 
-def test_ties_go_to_the_earlier_gallery_position() -> None:
-    same = np.ones((3, 2), np.float32)
-    system = rb.RetrievalSystem(same[:1], same)
-    for positive, expected in [(0, 1.0), (1, 1 / 2), (2, 1 / 3)]:
-        truth = rb.GroundTruth.from_positives([[positive]], n_gallery=3)
-        curve = rb.replay(rb.UpgradePair(system, system), truth, np.arange(3), points=2)
-        assert curve.values("mAP").tolist() == pytest.approx([expected, expected])
-
-
 def test_flips_and_summary_figures_by_hand() -> None:
     """Two queries, two items, one positive each: query 0 turns right, query 1 turns wrong at t = 1."""
     near, far = [1.0, 0.0], [0.0, 1.0]
