@@ -19,7 +19,7 @@ from ray_backfill.learn.papers.advbct import (
 )
 from ray_backfill.learn.training.objective import ClassSpread, OldModel
 from ray_backfill.learn.training.settings import BackboneSettings, CompatibleLosses, ObjectiveSettings
-from tests.learn.training.workers import average, on_two_workers
+from tests.learn.training._workers import average, on_two_workers
 
 NEW = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3, 4, 7])
 OLD = BackboneInfo(BackboneSettings(dim=4, width=2), 1, 8, classes=[0, 3, 7])

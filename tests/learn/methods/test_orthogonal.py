@@ -13,7 +13,7 @@ from ray_backfill.learn.papers.orthogonal import JointBatch, JointMaps, contrast
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings, OrthogonalSettings, TransformTraining
 from tests.learn.fits import fitted
-from tests.learn.training.workers import on_two_workers
+from tests.learn.training._workers import on_two_workers
 
 SETTINGS = OrthogonalSettings(forward=0.7, backward=1.3, contrastive=0.4, tau=0.5, threshold=0.2, steepness=3.0)
 

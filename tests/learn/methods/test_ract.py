@@ -12,7 +12,7 @@ from ray_backfill.learn.papers.ract import contrast
 from ray_backfill.learn.papers.simclr import nt_xent
 from ray_backfill.learn.training.objective import Objective, OldModel
 from ray_backfill.learn.training.settings import BackboneSettings, CompatibleLosses, ObjectiveSettings
-from tests.learn.training.workers import average, on_two_workers
+from tests.learn.training._workers import average, on_two_workers
 
 TARGET = torch.tensor([0, 1, 0, 2, -1, 1, 3, 2])
 

@@ -35,7 +35,7 @@ from ray_backfill.learn.papers.rank_merge import (
 from ray_backfill.learn.training import map_loop
 from ray_backfill.learn.training.fit import Fit, TrainSet, anchors_per_worker
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, LossSettings, TransformTraining
-from tests.learn.training.workers import average, on_two_workers
+from tests.learn.training._workers import average, on_two_workers
 
 
 def distance(a: torch.Tensor, b: torch.Tensor, kind: str) -> float:

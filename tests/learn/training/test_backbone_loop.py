@@ -25,7 +25,7 @@ from ray_backfill.learn.training.batches import PixelFeed, augment
 from ray_backfill.learn.training.map_loop import warmup_cosine
 from ray_backfill.learn.training.objective import Classification, OldModel, PlainImages, freeze_old
 from ray_backfill.learn.training.settings import Augmentation, BackboneSettings, BackboneTraining
-from tests.learn.training.workers import on_two_workers
+from tests.learn.training._workers import on_two_workers
 
 SOURCE = open_images(landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4))
 INFO = BackboneInfo(BackboneSettings(dim=8, width=4), channels=3, image_size=16, classes=[0, 1, 3])

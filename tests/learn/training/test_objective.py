@@ -21,7 +21,7 @@ from ray_backfill.learn.training.objective import (
     fit_width,
 )
 from ray_backfill.learn.training.settings import BackboneSettings, ObjectiveSettings
-from tests.learn.training.workers import on_two_workers
+from tests.learn.training._workers import on_two_workers
 
 ARCFACE = ObjectiveSettings(classification="arcface")
 
