@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from ray_backfill.learn.methods import all_backbones
-from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.papers.advbct import (
     AdversarialCompatible,
     adversarial,
@@ -18,11 +16,10 @@ from ray_backfill.learn.papers.advbct import (
     reverse_gradient,
 )
 from ray_backfill.learn.training.objective import ClassSpread, OldModel
-from ray_backfill.learn.training.settings import BackboneSettings, CompatibleLosses, ObjectiveSettings
+from ray_backfill.learn.training.settings import CompatibleLosses, ObjectiveSettings
+from tests.learn.methods.objectives import frozen, objective_of
 from tests.learn.training._workers import average, on_two_workers
 
-NEW = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3, 4, 7])
-OLD = BackboneInfo(BackboneSettings(dim=4, width=2), 1, 8, classes=[0, 3, 7])
 TARGET = torch.tensor([0, 1, 2, 3, 3, -1, 1, 0])
 # The first class has no boundary: one old embedding says nothing about its spread.
 RADIUS = torch.tensor([math.nan, 0.3, 0.9, 1.4], dtype=torch.float64)
@@ -116,13 +113,9 @@ def test_the_backbone_gets_the_reversed_gradient_and_the_discriminator_its_own(p
 
 
 def objective(weights: CompatibleLosses, means: torch.Tensor | None = None) -> tuple[AdversarialCompatible, OldModel]:
-    torch.manual_seed(1)
     spread = ClassSpread(0.1 * torch.ones(4, 4), torch.arange(8) % 4, torch.full((8,), 0.2))
-    old = OldModel(OLD.build().eval().requires_grad_(False), OLD, means, lambda: spread)
-    torch.manual_seed(0)
-    made = all_backbones()["advbct"].objective(NEW.build(), NEW, ObjectiveSettings(compatible=weights), old)
-    assert isinstance(made, AdversarialCompatible)
-    return made, old
+    old = frozen(means=means, spread=lambda: spread)
+    return objective_of("advbct", old, ObjectiveSettings(compatible=weights)), old
 
 
 def test_the_loss_is_classification_plus_both_weighted_parts() -> None:
@@ -149,16 +142,6 @@ def test_every_class_has_a_boundary_where_the_old_classifier_knows_none() -> Non
     assert not made._radius_C.isnan().any()
     made, _ = objective(CompatibleLosses())
     assert made._radius_C.isnan().tolist() == [True, False, True, False]
-
-
-def test_the_old_model_is_no_part_of_what_is_trained_or_saved() -> None:
-    made, old = objective(CompatibleLosses())
-    losses, _ = made.train()([torch.rand(8, 1, 8, 8)], TARGET)
-    losses.sum().backward()
-    assert not old.network.training
-    assert all(p.grad is None for p in old.network.parameters())
-    assert all(p.grad is not None for p in made.parameters())
-    assert {name.split(".")[0] for name in made.state_dict()} == {"backbone", "discriminator", "elastic_C"}
 
 
 def one_step(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:

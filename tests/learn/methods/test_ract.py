@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ray_backfill.learn.methods import all_backbones
-from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.papers.ract import contrast
 from ray_backfill.learn.papers.simclr import nt_xent
-from ray_backfill.learn.training.objective import Objective, OldModel
-from ray_backfill.learn.training.settings import BackboneSettings, CompatibleLosses, ObjectiveSettings
+from ray_backfill.learn.training.settings import CompatibleLosses, ObjectiveSettings
+from tests.learn.methods.objectives import NEW, frozen, objective_of
 from tests.learn.training._workers import average, on_two_workers
 
 TARGET = torch.tensor([0, 1, 0, 2, -1, 1, 3, 2])
@@ -60,21 +58,14 @@ def test_gradients_are_those_of_the_loss(hardest: int | None) -> None:
 
 @pytest.mark.parametrize(("name", "hardest"), [("ract", None), ("ract_hard", 2)])
 def test_the_loss_is_classification_plus_weighted_contrast_on_the_same_view(name: str, hardest: int | None) -> None:
-    info = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3, 4, 7])
-    torch.manual_seed(0)
-    old = OldModel(info.build().eval().requires_grad_(False), info)
-    weights = {}
+    old, weights = frozen(NEW), {}
     pixels = torch.rand(8, 1, 8, 8)
     for weight in (0.0, 2.0):
         settings = ObjectiveSettings(compatible=CompatibleLosses(ract_weight=weight, hard_negatives=2))
-        torch.manual_seed(1)
-        made: Objective = all_backbones()[name].objective(info.build().eval(), info, settings, old)
+        made = objective_of(name, old, settings).eval()
         weights[weight], _ = made([pixels], TARGET)
     expected = 2 * contrast(made.backbone.embed(pixels), old.network.embed(pixels), TARGET, 0.5, hardest)
     torch.testing.assert_close(weights[2.0] - weights[0.0], expected, rtol=1e-4, atol=1e-5)
-    assert set(made.state_dict()) == {f"backbone.{key}" for key in made.backbone.state_dict()}
-    assert made.train().backbone.training
-    assert not old.network.training
 
 
 def one_step(name: str, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
