@@ -101,14 +101,9 @@ class DeviceCounter:
     """``counting.Counter`` on a device. hist: the counts by exact keys, which are made on the CPU."""
 
     def __init__(
-        self,
-        tiles: DeviceTiles,
-        block: Block,
-        union: Union,
-        segments_ON: NDArray[np.uint16],
-        n_segments: int,
+        self, tiles: DeviceTiles, block: Block, union: Union, segments_ON: NDArray[np.uint16], n_segments: int,
         first: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         device, lengths = tiles.device, np.diff(union.starts)
         self.tiles, self.left, self.segments_ON = tiles, tiles.queries(block.queries), segments_ON
         self.block, self.union, self.first = block, union, first

@@ -90,14 +90,9 @@ class TransformFit(FitByItems):
 
 
 def _method(
-    name: str,
-    title: str,
-    source: str,
-    fit: TransformFit,
-    family: str = "Maps old to new",
-    glossary: Mapping[str, str] | None = None,
-    is_recommended: bool = False,
-) -> Method:
+    name: str, title: str, source: str, fit: TransformFit, family: str = "Maps old to new",
+    glossary: Mapping[str, str] | None = None, is_recommended: bool = False,
+) -> Method:  # fmt: skip
     """{target, h(inputs)} and {target, target}: the backward gallery is h of stored embeddings."""
     backward, forward = side(fit.target, mapped("h", *fit.inputs)), plain(fit.target)
     return Method(
