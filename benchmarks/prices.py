@@ -16,7 +16,6 @@ from ray_backfill.drill.results import exact_answers
 from ray_backfill.drill.shard import Shard, View
 from ray_backfill.engine.index import IndexSettings, Partition, make_partition
 from ray_backfill.engine.index.exact import ExactPartition
-from ray_backfill.engine.index.faiss_index import _search
 from ray_backfill.engine.systems import FloatArray, IntArray, UpgradePair
 
 LIMIT = 0.9
@@ -235,7 +234,9 @@ def _bare(partition: Partition, query: FloatArray, k: int, share: float) -> IntA
     if isinstance(partition, ExactPartition):
         return partition.search(query, k).item
     inside: Any = partition
-    found: IntArray = _search(inside._main.index)(query, k, params=inside.kind.parameters(None, k, share))[1]
+    # faiss.contrib.torch_utils, where it is imported, replaces ``search``.
+    search: Any = getattr(inside._main.index, "search_numpy", inside._main.index.search)
+    found: IntArray = search(query, k, params=inside.kind.parameters(None, k, share))[1]
     return found
 
 

@@ -15,17 +15,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.stages import read_json
 from ray_backfill.data.folder import Classifier, EmbeddingFolder, EmbeddingTable
-from ray_backfill.engine.merges import (
-    BEST,
-    MERGES_TO_CHOOSE,
-    RAW,
-    Merge,
-    MergeKind,
-    all_merges,
-    choose_fitted,
-    fit_merge,
-    without_trial,
-)
+from ray_backfill.engine.merges import BEST, MERGES_TO_CHOOSE, RAW, Merge, MergeKind, all_merges, fit_merge
+from ray_backfill.engine.merges.best import choose_fitted, without_trial
 from ray_backfill.engine.orders import closest_cosine, row_ranges
 from ray_backfill.engine.systems import FloatArray, IntArray, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method, find_methods

@@ -34,7 +34,7 @@ from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.orders import GalleryColumns, Order, make_order
 from ray_backfill.engine.systems import IntArray, RetrievalSystem, UpgradePair
-from ray_backfill.learn.expressions import Evaluation
+from ray_backfill.learn.expressions import Evaluator
 from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.models.apply import named_map
 from ray_backfill.learn.training.settings import ClassificationSettings
@@ -66,7 +66,7 @@ def store_sigma(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Pa
         from ray_backfill.learn.papers.fastfill import log_variances
 
         gallery, network = folder.gallery, maps.of(method)
-        h_Nd = Evaluation(gallery.vectors, network, {})(method.backward.gallery)
+        h_Nd = Evaluator(gallery.vectors, network, {})(method.backward.gallery)
         log_variance_N = log_variances(h_Nd, named_map(network, "h"))
         table = pa.table({"id": gallery.id, "sigma": np.exp(0.5 * log_variance_N)})
         write_parquet(path, table.replace_schema_metadata({_KEY: key}))

@@ -37,16 +37,16 @@ def band_of(vectors_Nd: FloatArray, distance: str = "cosine", others_Nd: FloatAr
     rng = np.random.default_rng(0)
     i, j = rng.integers(0, n, _PAIRS), rng.integers(0, n - 1, _PAIRS)
     j += j >= i
-    rows, i = np.unique(i, return_inverse=True)  # each is read once
+    rows, i = np.unique(i, return_inverse=True)  # each row is read once
     others, j = np.unique(j, return_inverse=True)
     left, right = as_float32(vectors_Nd[rows]), as_float32((vectors_Nd if others_Nd is None else others_Nd)[others])
     of_left, of_right = lengths(left), lengths(right)
     both = of_left[i] * of_right[j]
     known = np.isfinite(both) & ((both > 0) | (distance != "cosine"))
-    i, j, found = i[known], j[known], np.empty(np.count_nonzero(known), np.float32)
-    exact_pairs(left, right, i, j, i, j, of_left, of_right, DISTANCES.index(distance), found)
-    found = found if distance == "l2" else np.float32(distance == "cosine") - found
-    low, high = np.quantile(found, _SHARES) if len(found) else (0.0, 0.0)
+    i, j, values = i[known], j[known], np.empty(np.count_nonzero(known), np.float32)
+    exact_pairs(left, right, i, j, i, j, of_left, of_right, DISTANCES.index(distance), values)
+    values = values if distance == "l2" else np.float32(distance == "cosine") - values
+    low, high = np.quantile(values, _SHARES) if len(values) else (0.0, 0.0)
     return Band(float(low), float(high))
 
 

@@ -101,14 +101,9 @@ class DeviceCounter:
     """``counting.Counter`` on a device. hist: the counts by exact keys, which are made on the CPU."""
 
     def __init__(
-        self,
-        tiles: DeviceTiles,
-        block: Block,
-        union: Union,
-        segments_ON: NDArray[np.uint16],
-        n_segments: int,
+        self, tiles: DeviceTiles, block: Block, union: Union, segments_ON: NDArray[np.uint16], n_segments: int,
         first: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         device, lengths = tiles.device, np.diff(union.starts)
         self.tiles, self.left, self.segments_ON = tiles, tiles.queries(block.queries), segments_ON
         self.block, self.union, self.first = block, union, first
@@ -122,7 +117,8 @@ class DeviceCounter:
         self.base = torch.from_numpy(self.starts[:-1]).to(device)
         self.width = torch.from_numpy(lengths + 1).to(device)
         self.left_out = np.concatenate([block.positives, block.ignored]) - first
-        self.row_of_left_out = np.concatenate([block.query_of_positive, block.query_of_ignored])
+        query_of_ignored = np.repeat(np.arange(len(block)), np.diff(block.ignored_starts))
+        self.row_of_left_out = np.concatenate([block.query_of_positive, query_of_ignored])
 
     def start(self, begin: int, end: int) -> None:
         """Like ``Counter.start``, for all queries of the block."""
@@ -143,8 +139,8 @@ class DeviceCounter:
     def _place(self, first: int, last: int) -> tuple[IntArray, IntArray, IntArray]:
         """Count the pairs that products decide; return (row, column, least place) of the others."""
         v_bn = self.tiles.products(self.left, first, last)
-        own = (self.left_out >= first) & (self.left_out < last)
-        left_out = (torch.from_numpy(x[own]).to(v_bn.device) for x in (self.row_of_left_out, self.left_out - first))
+        is_here = (self.left_out >= first) & (self.left_out < last)
+        left_out = (torch.from_numpy(x[is_here]).to(v_bn.device) for x in (self.row_of_left_out, self.left_out - first))
         v_bn[tuple(left_out)] = torch.finfo(torch.float32).max  # farther than all thresholds
         place_bn = torch.searchsorted(self.high, v_bn, out_int32=True)
         # Most items are farther than all thresholds, and not counted.
@@ -156,8 +152,8 @@ class DeviceCounter:
         one = (~undecided).int()
         for counted, segments_n in zip(self.counted, segments, strict=True):
             counted.scatter_add_(0, at + segments_n[columns] * self.width[rows], one)
-        found = torch.stack([rows, columns, places])[:, undecided].cpu().numpy()
-        return found[0], found[1], found[2]
+        rows, columns, places = torch.stack([rows, columns, places])[:, undecided].cpu().numpy()
+        return rows, columns, places
 
     def finish(self) -> NDArray[np.int32]:
         """Return all counts."""
@@ -174,12 +170,12 @@ def _place_keys(
     """Count pairs by their exact keys. places: (m,) a lower bound of each place."""
     for i in range(len(rows)):
         q, place = rows[i], places[i]
-        own = keys[starts[q] : starts[q + 1]]
+        thresholds = keys[starts[q] : starts[q + 1]]
         key = key_of(distances[i], first + items[i])
-        while place < len(own) and own[place] <= key:
+        while place < len(thresholds) and thresholds[place] <= key:
             place += 1
         for o in range(len(segments_ON)):
-            hist[o, hist_starts[q] + segments_ON[o, items[i]] * (len(own) + 1) + place] += 1
+            hist[o, hist_starts[q] + segments_ON[o, items[i]] * (len(thresholds) + 1) + place] += 1
 
 
 class DeviceFinder:

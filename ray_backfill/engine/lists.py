@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.merges import Merge
-from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings, RightAnswers, measure, metric_codes, parse_metric
+from ray_backfill.engine.metrics import ABSENT, NO_PLACES, GradedAnswers, Rankings, measure, metric_codes, parse_metric
 from ray_backfill.engine.systems import GroundTruth, IntArray
 
 
@@ -94,14 +94,14 @@ def merge_lists(lists: Sequence[RankedLists], k: int) -> RankedLists:
         out = RankedLists(
             np.empty(shape, np.int64), np.empty(shape, np.float32), np.empty(shape), np.empty(shape, np.bool_)
         )
-        _merge(_writable(merged), _writable(other), out)
+        # Arrays from Ray are read-only, but the kernels are compiled for writable ones, so copy where needed.
+        one, two = (
+            RankedLists._make(values if values.flags.writeable else values.copy() for values in side)
+            for side in (merged, other)
+        )
+        _merge(one, two, out)
         merged = out
     return merged
-
-
-def _writable(lists: RankedLists) -> RankedLists:
-    """Arrays from Ray are read-only, but the kernels are compiled for writable ones, so copy where needed."""
-    return RankedLists._make(values if values.flags.writeable else values.copy() for values in lists)
 
 
 @kernel
@@ -152,7 +152,7 @@ def measure_lists(
     """
     item_bTk = np.array(item, np.int64).reshape(len(queries), math.prod(item.shape[1:-1]), item.shape[-1])
     parsed, (b, points, k) = [parse_metric(name) for name in metrics], item_bTk.shape
-    right = RightAnswers.of(truth, queries, with_grades=any(metric.uses_grades for metric in parsed))
+    right = GradedAnswers.of(truth, queries, with_grades=any(metric.uses_grades for metric in parsed))
     starts = np.concatenate([[0], np.cumsum(np.minimum(np.diff(right.starts), k))])
     before = np.full(points * starts[-1], ABSENT)
     rankings = Rankings(before, starts, np.zeros(len(before), np.int32) if len(right.grades) else NO_PLACES)
@@ -182,9 +182,9 @@ def _rank(
         right = positives[positive_starts[q] : positive_starts[q + 1]]
         left_out = ignored[ignored_starts[q] : ignored_starts[q + 1]]
         for i in range(item_bTk.shape[1]):
-            at, wrong, found = points * starts[row] + i * width, 0, 0
+            at, wrong, n_right = points * starts[row] + i * width, 0, 0
             for item in item_bTk[row, i]:
-                if item < 0 or found == width:
+                if item < 0 or n_right == width:
                     break
                 if place_of(left_out, item) >= 0:
                     continue
@@ -192,10 +192,10 @@ def _rank(
                 if place < 0:
                     wrong += 1
                     continue
-                before[at + found] = wrong
+                before[at + n_right] = wrong
                 if len(places) > 0:
-                    places[at + found] = place
-                found += 1
+                    places[at + n_right] = place
+                n_right += 1
 
 
 @kernel

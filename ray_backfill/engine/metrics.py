@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.kernels import Array, kernel, sum_of
-from ray_backfill.engine.systems import GroundTruth, IntArray
+from ray_backfill.engine.systems import GroundTruth, IntArray, rows_of
 
 # (ranks, n_right, cut, grades, ideal) -> the metric of one ranking. Compiled.
 #
@@ -25,7 +25,7 @@ from ray_backfill.engine.systems import GroundTruth, IntArray
 # above the cut-off may be missing. n_right: number of the query's right answers. cut: the last rank that counts.
 # grades: of the right answers, in the order of ``ranks``; empty if all are 1. ideal: the value, computed with
 # ideal = 1, of the ranking that has all right answers first, the highest grades at the top.
-Value = Callable[[Array, int, int, Array, float], float]
+MetricKernel = Callable[[Array, int, int, Array, float], float]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class MetricKind:
     """One or two sentences for reports."""
     source: str
     """Definition that it follows."""
-    value: Value
+    value: MetricKernel
     uses_grades: bool = False
     """Whether ``grades`` and ``ideal`` count. They are computed for such metrics only."""
 
@@ -55,8 +55,7 @@ ABSENT = 1 << 62
 NO_PLACES: NDArray[np.int32] = np.empty(0, np.int32)
 
 
-@dataclass(frozen=True)
-class Rankings:
+class Rankings(NamedTuple):
     """The rankings of b queries at T points.
 
     before: CSR of (T, W), for each query and point, the number of wrong items before the first, second, ... right
@@ -69,8 +68,7 @@ class Rankings:
     places: NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class RightAnswers:
+class GradedAnswers(NamedTuple):
     """The right answers of b queries. starts: (b + 1,), CSR. grades: aligned with them; empty if all count as 1.
 
     With grades, ``Rankings`` need places.
@@ -80,13 +78,11 @@ class RightAnswers:
     grades: NDArray[np.float64]
 
     @classmethod
-    def of(cls, truth: GroundTruth, queries: IntArray, with_grades: bool) -> "RightAnswers":
-        lengths = (truth.positive_starts[queries + 1] - truth.positive_starts[queries]).astype(np.int64)
-        starts = np.concatenate([[0], np.cumsum(lengths)])
+    def of(cls, truth: GroundTruth, queries: IntArray, with_grades: bool) -> "GradedAnswers":
         if truth.grades is None or not with_grades:
-            return cls(starts, np.empty(0))
-        at = np.arange(starts[-1]) + np.repeat(truth.positive_starts[queries] - starts[:-1], lengths)
-        return cls(starts, truth.grades[at])
+            return cls(rows_of(truth.positives, truth.positive_starts, queries)[1], np.empty(0))
+        grades, starts = rows_of(truth.grades, truth.positive_starts, queries)
+        return cls(starts, grades)
 
 
 @kernel
@@ -96,9 +92,9 @@ def average_precision(ranks: Array, n_right: int, cut: int, grades: Array, ideal
     Cut at k, right answers beyond rank k count as 0, and the sum is divided by the largest number of right answers that
     the first k results can hold. (trec_eval's ``map_cut_k`` divides by the number of all right answers instead.)
     """
-    found = np.searchsorted(ranks, cut, side="right")
-    terms = np.empty(found)
-    for j in range(np.uint64(found)):
+    n_found = np.searchsorted(ranks, cut, side="right")
+    terms = np.empty(n_found)
+    for j in range(np.uint64(n_found)):
         terms[j] = np.float64(np.int32(j + np.uint64(1))) / ranks[j]
     return sum_of(terms) / min(n_right, cut)
 
@@ -131,10 +127,10 @@ CMC = MetricKind(
 @kernel
 def recall(ranks: Array, n_right: int, cut: int, grades: Array, ideal: float) -> float:
     """The share of a query's right answers that are among the first k results."""
-    found = 0
-    while found < len(ranks) and ranks[found] <= cut:
-        found += 1
-    return found / n_right
+    n_found = 0
+    while n_found < len(ranks) and ranks[n_found] <= cut:
+        n_found += 1
+    return n_found / n_right
 
 
 RECALL = MetricKind(
@@ -263,34 +259,24 @@ def metric_codes(metrics: Sequence[Metric]) -> MetricCodes:
     )
 
 
-def measure(
-    rankings: Rankings,
-    right: RightAnswers,
-    codes: MetricCodes,
-    values: NDArray[np.float64],
-    top1: NDArray[np.bool_],
-) -> None:
+@kernel
+def measure(rankings: Rankings, right: GradedAnswers, codes: MetricCodes, values: Array, top1: Array) -> None:
     """Compute the metrics of some rankings, and whether their first items are right answers.
 
     values: (b, T, M). top1: (b, T).
     """
-    _measure(rankings.before, rankings.starts, rankings.places, right.starts, right.grades, *codes, values, top1)
-
-
-@kernel
-def _measure(
-    before: Array, starts: Array, places: Array, right_starts: Array, right_grades: Array, numbers: Array, cuts: Array,
-    uses_grades: Array, values: Array, top1: Array,
-) -> None:  # fmt: skip
+    before, starts, places = rankings
+    right_starts, right_grades = right
+    numbers, cuts, uses_grades = codes
     n_queries, points = top1.shape
     is_graded = len(right_grades) > 0
     ideals = np.ones(len(numbers))
     for q in range(n_queries):
         width, n_right = starts[q + 1] - starts[q], right_starts[q + 1] - right_starts[q]
-        own = right_grades[right_starts[q] : right_starts[q + 1]] if is_graded else right_grades[:0]
+        of_query = right_grades[right_starts[q] : right_starts[q + 1]] if is_graded else right_grades[:0]
         for m in range(len(numbers)):
             if uses_grades[m]:
-                ideals[m] = _value(numbers[m], np.arange(1.0, n_right + 1), n_right, cuts[m], -np.sort(-own), 1.0)
+                ideals[m] = _value(numbers[m], np.arange(1.0, n_right + 1), n_right, cuts[m], -np.sort(-of_query), 1.0)
         ranks, grades = np.empty(width), np.empty(width if is_graded else 0)
         for i in range(points):
             # Loops of unsigned indices and of int32 numbers are compiled to vectors on all processors.
@@ -298,7 +284,7 @@ def _measure(
             for j in range(np.uint64(width)):
                 ranks[j] = np.float64(before[first + j]) + np.float64(np.int32(j + np.uint64(1)))
             for j in range(np.uint64(len(grades))):
-                grades[j] = own[places[first + j]]
+                grades[j] = of_query[places[first + j]]
             for m in range(len(numbers)):
                 values[q, i, m] = _value(numbers[m], ranks, n_right, cuts[m], grades, ideals[m])
             top1[q, i] = width > 0 and ranks[0] == 1

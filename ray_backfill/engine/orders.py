@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.plugins import rows_from_outside
+from ray_backfill.engine.distances import normalise
 from ray_backfill.engine.systems import FloatArray, IntArray, as_array, as_vectors, describe_array
 
 # Rows that are processed at a time.
@@ -118,37 +119,25 @@ def _centroid_cosine(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]
     centroids = np.zeros((class_of_item.max() + 1, gallery.old.shape[1]))
     for piece in row_ranges(len(gallery.old)):
         np.add.at(centroids, class_of_item[piece], gallery.old[piece].astype(np.float64))
-    centroids = _unit(centroids)
+    centroids = normalise(centroids)
     cosine = np.empty(len(gallery.old))
     for piece in row_ranges(len(gallery.old)):
-        cosine[piece] = (_unit(gallery.old[piece]) * centroids[class_of_item[piece]]).sum(axis=1)
+        cosine[piece] = (normalise(gallery.old[piece]) * centroids[class_of_item[piece]]).sum(axis=1)
     return cosine
-
-
-def _class_mean_distance(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
-    """Score by the cosine of the old embedding and the closest class mean of the train split, low first."""
-    return closest_cosine(gallery.old, gallery.columns["class_means"])
 
 
 def closest_cosine(vectors: FloatArray, means: FloatArray) -> NDArray[np.float64]:
     """Return the (N,) cosine of each of N vectors and the closest of C means."""
-    targets = _unit(means).T
+    targets = normalise(means).T
     closest = np.empty(len(vectors))
     for piece in row_ranges(len(vectors), _ROWS // 16):
-        closest[piece] = (_unit(vectors[piece]) @ targets).max(axis=1)
+        closest[piece] = (normalise(vectors[piece]) @ targets).max(axis=1)
     return closest
 
 
 def row_ranges(rows: int, at_once: int = _ROWS) -> list[slice]:
     """Split rows into ranges: a large gallery is mapped from a file and must not be loaded at once."""
     return [slice(i, i + at_once) for i in range(0, rows, at_once)]
-
-
-def _unit(vectors: FloatArray) -> NDArray[np.float64]:
-    """Return the rows scaled to length 1; a zero row stays zero."""
-    wide = vectors.astype(np.float64)
-    length = np.linalg.norm(wide, axis=1, keepdims=True)
-    return wide / np.where(length == 0, 1, length)
 
 
 _MAPS = "a method that predicts new gallery embeddings among --methods (such as fct or ridge_gallery)"
@@ -165,7 +154,8 @@ ORDERS = (
         "centroid_cosine", "cosine to the centroid", "rank merge, appendix A", _centroid_cosine, ("old_class", "label")
     ),
     Order(
-        "class_mean_distance", "distance to the class means", "", _class_mean_distance, ("class_means",),
+        "class_mean_distance", "distance to the class means", "",
+        lambda gallery, seed: closest_cosine(gallery.old, gallery.columns["class_means"]), ("class_means",),
         remedy="a train split with labels",
     ),
     Order(

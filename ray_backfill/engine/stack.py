@@ -7,9 +7,10 @@ those that Ray hands out. Two distributions of FAISS overwrite each other's file
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,8 @@ class Stack:
         if len(self.faiss) > 1:
             return f"{' and '.join(self.faiss)} are installed, and each overwrites files of the other; {MEND_FAISS}"
         if with_faiss and self.faiss_gpus < gpus:
-            found = "is built for CPUs" if self.faiss_gpus < 0 else f"finds {self.faiss_gpus} of {gpus} GPUs"
-            return f"FAISS {found}; {MEND_FAISS}"
+            problem = "is built for CPUs" if self.faiss_gpus < 0 else f"finds {self.faiss_gpus} of {gpus} GPUs"
+            return f"FAISS {problem}; {MEND_FAISS}"
         return ""
 
     def _why(self) -> str:
@@ -89,9 +90,13 @@ def read_stack() -> Stack:
         pass  # another program has it all; Ray may hand out another GPU
     except RuntimeError as raised:
         error = str(raised).splitlines()[0]
+    faiss_gpus = -1
+    with suppress(ImportError):
+        faiss: Any = import_module("faiss")
+        faiss_gpus = faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else -1
     return Stack(
         torch.__version__, torch.version.cuda or "", driver_version(), gpus, exact,
-        tuple(name for name in _FAISS if _is_installed(name)), _gpus_of_faiss(),
+        tuple(name for name in _FAISS if any(distributions(name=name))), faiss_gpus,
         min((torch.cuda.get_device_properties(i).total_memory for i in range(gpus)), default=0), error,
     )  # fmt: skip
 
@@ -113,31 +118,15 @@ def check_gpu(device: str) -> None:
 def driver_version() -> str:
     """Version of the NVIDIA driver; "" if none is loaded."""
     try:
-        found = re.search(r"Module(?: for \S+)?\s+(\d+\.[\d.]+)", (_DRIVER / "version").read_text())
+        version = re.search(r"Module(?: for \S+)?\s+(\d+\.[\d.]+)", (_DRIVER / "version").read_text())
     except OSError:
         return ""
-    return found.group(1) if found else ""
+    return version.group(1) if version else ""
 
 
 def expects_gpu() -> bool:
     """Whether this process is meant to use a GPU: there is a driver, and its GPUs are not hidden."""
     return bool(driver_version()) and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True
-
-
-def _gpus_of_faiss() -> int:
-    try:
-        faiss: Any = import_module("faiss")
-    except ImportError:
-        return -1
-    return faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else -1
 
 
 if __name__ == "__main__":  # the last step of `EXTRA=gpu make setup`

@@ -156,10 +156,10 @@ def _largest_deviations(errors: Array, spread: Array, largest: Array) -> None:
             if spread[i, j] > 0:
                 inverse[i, j] = 1 / spread[i, j]
     for d in range(len(errors)):
-        own, most = errors[d], 0.0
+        error, most = errors[d], 0.0
         for i in range(n - 1):
             for j in range(i + 1, n):
-                most = max(most, abs(own[i] - own[j]) * inverse[i, j])
+                most = max(most, abs(error[i] - error[j]) * inverse[i, j])
         largest[d] = most
 
 

@@ -86,8 +86,14 @@ def replay_streamed(
     Raises:
         InputError: A metric or merge of whole rankings, other items than the truth's, or what ``replay`` refuses.
     """
-    given = dict(order) if isinstance(order, Mapping) else {"": order}
-    orders = {name: _as_permutation(each, truth.n_gallery) for name, each in given.items()}
+    orders = {}
+    for name, given in (order if isinstance(order, Mapping) else {"": order}).items():
+        if not isinstance(given, str):
+            orders[name] = as_array(given, "an order")
+        elif given == "random":
+            orders[name] = make_order(given, GalleryColumns(np.broadcast_to(np.float32(0), (truth.n_gallery, 1))))
+        else:
+            raise InputError(f"order {given!r} needs the gallery; pass the permutation, or random")
     served = Served(0, 1, orders, merge=as_merge(merge, distance))
     (curves,) = replay_pairs_streamed(queries, gallery, [served], truth, points, metrics, distance, progress, threads)
     return curves if isinstance(order, Mapping) else curves[""]
@@ -125,16 +131,8 @@ def replay_pairs_streamed(
     threads = threads or usable_cpus()
     blocks = [Block.of(truth, prepared.scored[rows]) for rows in split_queries(prepared, truth, threads)]
     with comparisons_bar(prepared, progress) as bar, threadpool_limits(1, user_api="blas"):
-        found = _search(_ahead(_shards(queries, gallery, prepared, truth, distance, bar.advance)), blocks, threads)
-    return measure_prepared(prepared, truth, _Kept(blocks, found), threads)
-
-
-def _as_permutation(order: str | ArrayLike, n_gallery: int) -> IntArray:
-    if not isinstance(order, str):
-        return as_array(order, "an order")
-    if order != "random":
-        raise InputError(f"order {order!r} needs the gallery; pass the permutation, or random")
-    return make_order(order, GalleryColumns(np.broadcast_to(np.float32(0), (n_gallery, 1))))
+        so_far = _search(_ahead(_shards(queries, gallery, prepared, truth, distance, bar.advance)), blocks, threads)
+    return measure_prepared(prepared, truth, _Kept(blocks, so_far), threads)
 
 
 def _shards(
@@ -173,7 +171,7 @@ def _ahead(shards: Iterator[GalleryShard]) -> Iterator[GalleryShard]:
 
 
 @dataclass(frozen=True)
-class _Candidates:
+class _FoundSoFar:
     """What one scan has found for a block so far. rows, keys: as ``Found``.
 
     farthest: (b, O, S) distance of the last needed item of the segments up to each, among the first ``narrowed``
@@ -186,54 +184,52 @@ class _Candidates:
     narrowed: int
 
 
-def _search(shards: Iterator[GalleryShard], blocks: Sequence[Block], threads: int) -> list[list[_Candidates]]:
+def _search(shards: Iterator[GalleryShard], blocks: Sequence[Block], threads: int) -> list[list[_FoundSoFar]]:
     """The candidates of each block and scan."""
-    found: list[list[_Candidates]] = [[] for _ in blocks]
+    so_far: list[list[_FoundSoFar]] = [[] for _ in blocks]
     with ThreadPoolExecutor(threads) as pool:
         for shard in shards:
-            tasks = [pool.submit(_with_shard, shard, *own) for own in zip(blocks, found, strict=True)]
+            tasks = [pool.submit(_with_shard, shard, *of_block) for of_block in zip(blocks, so_far, strict=True)]
             try:
-                found = [task.result() for task in tasks]
+                so_far = [task.result() for task in tasks]
             except BaseException:
                 shard.is_cancelled = True
                 raise
-    return found
+    return so_far
 
 
-def _with_shard(shard: GalleryShard, block: Block, before: Sequence[_Candidates]) -> list[_Candidates]:
+def _with_shard(shard: GalleryShard, block: Block, before: Sequence[_FoundSoFar]) -> list[_FoundSoFar]:
     """The candidates of one block and each scan among the items so far. before: those without this shard's."""
     prepared = shard.prepared
     assert prepared.nearest is not None
     needed, found = prepared.nearest + np.diff(block.ignored_starts), []
-    known = [_ceilings(shard.forms[s.searched], block, own) for s, own in zip(prepared.scans, before, strict=False)]
+    known = [
+        _ceilings(shard.forms[scan.searched], block, of_scan)
+        for scan, of_scan in zip(prepared.scans, before, strict=False)
+    ]
     for index, (rows, keys) in enumerate(shard.nearest(block, prepared.nearest, known or None)):
-        scan = prepared.scans[index]
         if before:
-            own = before[index]
-            rows, keys = np.concatenate([own.rows, rows]), np.concatenate([own.keys, keys])
-            if len(rows) < _GROWTH * own.narrowed:
-                found.append(replace(own, rows=rows, keys=keys))
+            of_scan = before[index]
+            rows, keys = np.concatenate([of_scan.rows, rows]), np.concatenate([of_scan.keys, keys])
+            if len(rows) < _GROWTH * of_scan.narrowed:
+                found.append(replace(of_scan, rows=rows, keys=keys))
                 continue
-        found.append(_narrow(prepared, scan, rows, keys, needed))
+        found.append(_narrow(prepared, prepared.scans[index], rows, keys, needed))
     return found
 
 
-def _narrow(prepared: Prepared, scan: Scan, rows: IntArray, keys: KeyArray, needed: IntArray) -> _Candidates:
+def _narrow(prepared: Prepared, scan: Scan, rows: IntArray, keys: KeyArray, needed: IntArray) -> _FoundSoFar:
     """Drop the candidates that others have pushed out."""
     by_key, n_segments = np.lexsort((keys, rows)), prepared.points - 1
     rows, keys, stays = rows[by_key], keys[by_key], np.zeros(len(rows), np.bool_)
-    segments_OC = _segments_of(prepared, scan, keys)
+    segments_OC = prepared.segments_ON[np.array(scan.rows)[:, None], positions_of(keys)]
+    if not scan.is_forward:  # counted as ``Candidates`` do
+        segments_OC = np.uint16(prepared.points - 2) - segments_OC
     _mark(rows, _by_index(keys), segments_OC, needed, n_segments, stays)
     rows, keys, segments_OC = rows[stays], keys[stays], np.ascontiguousarray(segments_OC[:, stays])
     farthest = np.full((len(needed), len(segments_OC), n_segments), np.inf, np.float32)
     find_farthest(rows, _by_index(keys), needed, segments_OC, farthest)
-    return _Candidates(rows, keys, farthest, len(rows))
-
-
-def _segments_of(prepared: Prepared, scan: Scan, keys: KeyArray) -> NDArray[np.uint16]:
-    """(O, C) segments of candidates, counted as ``Candidates.segments_ON``."""
-    segments = prepared.segments_ON[np.array(scan.rows)[:, None], positions_of(keys)]
-    return segments if scan.is_forward else np.uint16(prepared.points - 2) - segments
+    return _FoundSoFar(rows, keys, farthest, len(rows))
 
 
 def _by_index(keys: KeyArray) -> KeyArray:
@@ -241,10 +237,10 @@ def _by_index(keys: KeyArray) -> KeyArray:
     return (keys & _DISTANCE) | np.arange(len(keys), dtype=np.uint64)
 
 
-def _ceilings(form: ProductForm, block: Block, own: _Candidates) -> NDArray[np.float32]:
-    """``Candidates.ceilings`` for further items of the same system."""
-    ceilings, known = own.farthest.copy(), np.isfinite(own.farthest)
-    ceilings[known] = form.bounds(block.queries, np.nonzero(known)[0], own.farthest[known])[1]
+def _ceilings(form: ProductForm, block: Block, so_far: _FoundSoFar) -> NDArray[np.float32]:
+    """The ceilings of ``Candidates`` for further items of the same system."""
+    ceilings, known = so_far.farthest.copy(), np.isfinite(so_far.farthest)
+    ceilings[known] = form.bounds(block.queries, np.nonzero(known)[0], so_far.farthest[known])[1]
     return ceilings
 
 
@@ -263,9 +259,9 @@ def _mark(rows: Array, keys: Array, segments_OC: Array, needed: Array, n_segment
 class _Kept(LocalShards):
     """What was found, as the answer of one shard."""
 
-    def __init__(self, blocks: Sequence[Block], found: Sequence[list[_Candidates]]) -> None:
+    def __init__(self, blocks: Sequence[Block], so_far: Sequence[list[_FoundSoFar]]) -> None:
         super().__init__([])
-        self.found = {int(block.queries[0]): own for block, own in zip(blocks, found, strict=True)}
+        self.so_far = {int(block.queries[0]): of_block for block, of_block in zip(blocks, so_far, strict=True)}
 
     def nearest(self, block: Block, k: int) -> list[list[Found]]:
-        return [[(own.rows, own.keys) for own in self.found[int(block.queries[0])]]]
+        return [[(of_scan.rows, of_scan.keys) for of_scan in self.so_far[int(block.queries[0])]]]

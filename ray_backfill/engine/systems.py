@@ -3,7 +3,7 @@
 Shapes: Q queries, N gallery items, d dimensions. Numpy only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -170,19 +170,18 @@ class UpgradePair:
             f"{backward} dimensions backward, {forward} forward, switches {self.switch.replace('_', ' ')})"
         )
 
+    def changed(self, change: Callable[[RetrievalSystem], RetrievalSystem]) -> "UpgradePair":
+        """Return the pair of the changed systems; if both are one object, they still are."""
+        backward = change(self.backward)
+        return UpgradePair(backward, backward if self.forward is self.backward else change(self.forward), self.switch)
+
     def items(self, first: int, last: int) -> "UpgradePair":
         """Return the same queries over the gallery items first .. last - 1, as views."""
-        backward, forward = (
-            RetrievalSystem(system.query, system.gallery[first:last]) for system in (self.backward, self.forward)
-        )
-        return UpgradePair(backward, backward if self.backward is self.forward else forward, self.switch)
+        return self.changed(lambda system: RetrievalSystem(system.query, system.gallery[first:last]))
 
     def of_items(self, positions: IntArray) -> "UpgradePair":
         """Return the same queries over the gallery items at ``positions``, as copies."""
-        backward, forward = (
-            RetrievalSystem(system.query, system.gallery[positions]) for system in (self.backward, self.forward)
-        )
-        return UpgradePair(backward, backward if self.backward is self.forward else forward, self.switch)
+        return self.changed(lambda system: RetrievalSystem(system.query, system.gallery[positions]))
 
     @property
     def n_queries(self) -> int:
@@ -285,31 +284,24 @@ class GroundTruth:
     def without(self, query_K: IntArray, item_K: IntArray) -> "GroundTruth":
         """Return the ground truth in which each of K queries ignores the gallery item at the same place."""
         keys = query_K * self.n_gallery + item_K
-        rows = [np.repeat(np.arange(self.n_queries), np.diff(of)) for of in (self.positive_starts, self.ignored_starts)]
-        positives, ignored = (
-            row * self.n_gallery + items for row, items in zip(rows, (self.positives, self.ignored), strict=True)
-        )
-        stays = ~np.isin(positives, keys)
-        lists = (positives[stays], np.union1d(ignored, keys))
         first = np.arange(self.n_queries + 1) * self.n_gallery
-        parts = [(each % self.n_gallery, np.searchsorted(each, first)) for each in lists]
+        positives, ignored = (np.repeat(first[:-1], np.diff(starts)) + items for items, starts in self._lists)
+        stays = ~np.isin(positives, keys)
+        positives, ignored = positives[stays], np.union1d(ignored, keys)
         grades = None if self.grades is None else self.grades[stays]
-        return GroundTruth(self.n_gallery, *parts[0], *parts[1], grades, self.weights, self.filter)
+        return GroundTruth(
+            self.n_gallery, positives % self.n_gallery, np.searchsorted(positives, first),
+            ignored % self.n_gallery, np.searchsorted(ignored, first), grades, self.weights, self.filter,
+        )  # fmt: skip
 
     def only(self, stays_N: NDArray[np.bool_]) -> "GroundTruth":
         """Return the ground truth restricted to some gallery items; positions stay the same."""
+        return self._kept(self.filter, stays_N[self.positives], stays_N[self.ignored])
 
-        return self._kept(stays_N[self.positives], stays_N[self.ignored], self.filter)
-
-    def with_filter(self, found: Filter) -> "GroundTruth":
+    def with_filter(self, parts: Filter) -> "GroundTruth":
         """Return the ground truth in which a query finds only items of its part; others are no right answers."""
-
-        def is_own(items: IntArray, starts: IntArray) -> NDArray[np.bool_]:
-            own: NDArray[np.bool_] = found.of_item[items] == np.repeat(found.of_query, np.diff(starts))
-            return own
-
-        own = (is_own(self.positives, self.positive_starts), is_own(self.ignored, self.ignored_starts))
-        return self._kept(*own, found)
+        stays = (parts.of_item[items] == np.repeat(parts.of_query, np.diff(starts)) for items, starts in self._lists)
+        return self._kept(parts, *stays)
 
     def part(self, query_K: IntArray, item_M: IntArray) -> "GroundTruth":
         """Return the ground truth of K queries over M gallery items, without a filter. Both ascending."""
@@ -317,28 +309,26 @@ class GroundTruth:
         place_N[item_M] = np.arange(len(item_M))
         is_asked_Q = np.zeros(self.n_queries, np.bool_)
         is_asked_Q[query_K] = True
-        stays = [
-            np.repeat(is_asked_Q, np.diff(starts)) & (place_N[items] >= 0)
-            for items, starts in ((self.positives, self.positive_starts), (self.ignored, self.ignored_starts))
-        ]
-        kept = self._kept(stays[0], stays[1], None)
+        stays = (np.repeat(is_asked_Q, np.diff(starts)) & (place_N[items] >= 0) for items, starts in self._lists)
+        kept = self._kept(None, *stays)
         rows = np.append(query_K, self.n_queries)
         lists = (place_N[kept.positives], kept.positive_starts[rows], place_N[kept.ignored], kept.ignored_starts[rows])
         weights = None if self.weights is None else self.weights[query_K]
         return GroundTruth(len(item_M), *lists, kept.grades, weights)
 
-    def _kept(
-        self, positive_stays: NDArray[np.bool_], ignored_stays: NDArray[np.bool_], found: Filter | None
-    ) -> "GroundTruth":
-        """Without some entries of ``positives`` and ``ignored``."""
+    @property
+    def _lists(self) -> tuple[tuple[IntArray, IntArray], tuple[IntArray, IntArray]]:
+        """Positives and ignored items, each with their starts."""
+        return (self.positives, self.positive_starts), (self.ignored, self.ignored_starts)
 
-        def starts_of(stays: NDArray[np.bool_], starts: IntArray) -> IntArray:
-            return np.concatenate([[0], np.cumsum(stays)])[starts]
-
-        positives = (self.positives[positive_stays], starts_of(positive_stays, self.positive_starts))
-        ignored = (self.ignored[ignored_stays], starts_of(ignored_stays, self.ignored_starts))
-        grades = None if self.grades is None else self.grades[positive_stays]
-        return GroundTruth(self.n_gallery, *positives, *ignored, grades, self.weights, found)
+    def _kept(self, parts: Filter | None, *stays: NDArray[np.bool_]) -> "GroundTruth":
+        """Without some entries of ``positives`` and ``ignored``. stays: of both."""
+        positives, ignored = (
+            (items[stay], np.concatenate([[0], np.cumsum(stay)])[starts])
+            for (items, starts), stay in zip(self._lists, stays, strict=True)
+        )
+        grades = None if self.grades is None else self.grades[stays[0]]
+        return GroundTruth(self.n_gallery, *positives, *ignored, grades, self.weights, parts)
 
     def with_weights(self, weights: ArrayLike | None) -> "GroundTruth":
         """Return the ground truth with these weights of queries: (Q,) finite numbers above 0, or None for equal ones.
@@ -392,11 +382,11 @@ class GroundTruth:
         if query_cameras is not None and gallery_cameras is not None:
             of_query, of_item = as_labels((query_cameras, "query cameras"), (gallery_cameras, "gallery cameras"))
             skip |= of_query[query] == of_item[item]
-
-        def row_starts(of: IntArray) -> IntArray:
-            return np.concatenate([[0], np.cumsum(np.bincount(of, minlength=n_queries))])
-
-        return cls(n_gallery, item[~skip], row_starts(query[~skip]), item[skip], row_starts(query[skip]))
+        positives, ignored = (
+            (item[kept], np.concatenate([[0], np.cumsum(np.bincount(query[kept], minlength=n_queries))]))
+            for kept in (~skip, skip)
+        )
+        return cls(n_gallery, *positives, *ignored)
 
     @classmethod
     def from_positives(
@@ -450,13 +440,13 @@ def _grades_of(
         raise InputError(f"got {len(given)} lists of positives but {len(grades)} of grades; give one for each query")
     rows = [np.empty(0)]
     for query, (items, of_items, stay) in enumerate(zip(given, grades, kept, strict=True)):
-        own = as_array(of_items, f"the grades of query {query}")
-        if own.shape != (len(items),):
-            raise InputError(f"query {query} has {len(items)} positives but grades as {describe_array(own)}")
+        array = as_array(of_items, f"the grades of query {query}")
+        if array.shape != (len(items),):
+            raise InputError(f"query {query} has {len(items)} positives but grades as {describe_array(array)}")
         unique, first, again = np.unique(np.asarray(items, np.int64), return_index=True, return_inverse=True)
-        if len(unique) < len(own) and (own[first][again] != own).any():
+        if len(unique) < len(array) and (array[first][again] != array).any():
             raise InputError(f"the positives of query {query} list an item twice, with different grades")
-        rows.append(own[first][np.isin(unique, stay)])
+        rows.append(array[first][np.isin(unique, stay)])
     return np.concatenate(rows)
 
 
@@ -475,3 +465,10 @@ def _above_zero(given: ArrayLike, wanted: int, name: str, what: str) -> Floats:
 def _csr(rows: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
     starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     return np.concatenate([np.empty(0, np.int64), *rows]), starts
+
+
+def rows_of(values: NDArray[Any], starts: IntArray, rows: IntArray) -> tuple[NDArray[Any], IntArray]:
+    """Return some rows of CSR ``values``, and where each of them starts."""
+    lengths = starts[rows + 1] - starts[rows]
+    new_starts = np.concatenate([[0], np.cumsum(lengths)])
+    return values[np.arange(new_starts[-1]) + np.repeat(starts[rows] - new_starts[:-1], lengths)], new_starts

@@ -82,7 +82,7 @@ class Side:
 
 def mapped(name: str, *of: Expression | str) -> Mapped:
     """A map of expressions; a string names a model."""
-    return Mapped(name, tuple(_expression(each) for each in of))
+    return Mapped(name, tuple(_expression(inner) for inner in of))
 
 
 def side(query: Expression | str, gallery: Expression | str) -> Side:
@@ -111,14 +111,14 @@ def parts(expression: Expression) -> Iterator[Expression]:
 
 def stored_models(*expressions: Expression) -> tuple[str, ...]:
     """The models whose embeddings they need, without repetitions."""
-    found = (part.model for expression in expressions for part in parts(expression) if isinstance(part, Stored))
-    return tuple(dict.fromkeys(found))
+    models = (part.model for expression in expressions for part in parts(expression) if isinstance(part, Stored))
+    return tuple(dict.fromkeys(models))
 
 
 def maps_of(*expressions: Expression) -> tuple[Mapped, ...]:
     """The maps to apply, each once, in an order in which that is possible."""
-    found = (part for expression in expressions for part in parts(expression) if isinstance(part, Mapped))
-    return tuple(dict.fromkeys(found))
+    applied = (part for expression in expressions for part in parts(expression) if isinstance(part, Mapped))
+    return tuple(dict.fromkeys(applied))
 
 
 def dim_of(expression: Expression, dims: Mapping[str, int], network: Any) -> int:
@@ -140,7 +140,7 @@ def macs_of(network: Any, *expressions: Expression) -> int:
 
 
 @dataclass
-class Evaluation:
+class Evaluator:
     """Computes expressions of the same n queries or items; what they share is computed once.
 
     vectors: model -> (n, d), as far as the expressions need them. network: the fitted maps. dims: of each model.
@@ -155,19 +155,21 @@ class Evaluation:
         """(n, d) vectors: a model's own as they are, the results of maps in float32."""
         if isinstance(expression, Stored):
             return self.vectors[expression.model]
-        if expression not in self._known:
-            self._known[expression] = self._computed(expression)
-        return self._known[expression]
-
-    def _computed(self, expression: Mapped | Prefix | Resized) -> FloatArray:
+        if expression in self._known:
+            return self._known[expression]
+        computed: Any
         if isinstance(expression, Mapped):
-            return transform(named_map(self.network, expression.name), *map(self, expression.of))
-        vectors, width = self(expression.of), self.dims[expression.like]
-        if isinstance(expression, Prefix):
-            first: Any = vectors[:, :width]
-            return np.ascontiguousarray(first)
-        missing = width - vectors.shape[1]
-        return np.pad(vectors.astype(np.float32), ((0, 0), (0, missing))) if missing > 0 else vectors[:, :width]
+            computed = transform(named_map(self.network, expression.name), *map(self, expression.of))
+        else:
+            vectors, width = self(expression.of), self.dims[expression.like]
+            missing = width - vectors.shape[1]
+            computed = vectors[:, :width]
+            if isinstance(expression, Prefix):
+                computed = np.ascontiguousarray(computed)
+            elif missing > 0:
+                computed = np.pad(vectors.astype(np.float32), ((0, 0), (0, missing)))
+        self._known[expression] = computed
+        return self._known[expression]
 
 
 def to_json(expression: Expression) -> dict[str, Any]:

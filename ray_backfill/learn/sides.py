@@ -12,7 +12,7 @@ import numpy as np
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.merges import Merge
 from ray_backfill.engine.systems import FloatArray, check_finite
-from ray_backfill.learn.expressions import Evaluation, dim_of
+from ray_backfill.learn.expressions import Evaluator, dim_of
 from ray_backfill.learn.methods import Method
 
 SideName = Literal["backward", "forward"]
@@ -48,7 +48,7 @@ class Sides:
 
     def queries(self, vectors: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
         """(Q, d) backward and (Q, d') forward query vectors, from all models' embeddings of the queries."""
-        evaluate = Evaluation(vectors, self.network, self.dims)
+        evaluate = Evaluator(vectors, self.network, self.dims)
         backward, forward = (evaluate(side.query) for side in self.method.sides)
         check_finite(backward, "query embeddings")
         check_finite(forward, "query embeddings")
@@ -62,10 +62,10 @@ class Sides:
         if not len(next(iter(vectors.values()))):
             return np.empty((0, self.dim(name)), np.float32)
         side = self.method.sides[SIDES.index(name)]
-        found = Evaluation(vectors, self.network, self.dims)(side.gallery)
-        check_finite(found, "gallery embeddings")
+        mapped = Evaluator(vectors, self.network, self.dims)(side.gallery)
+        check_finite(mapped, "gallery embeddings")
         references = self.merge.references
-        return found if references is None else references[SIDES.index(name)].gallery_items(found, self.distance)
+        return mapped if references is None else references[SIDES.index(name)].gallery_items(mapped, self.distance)
 
     def dim(self, name: SideName) -> int:
         """Dimension of the vectors that ``gallery`` returns."""

@@ -9,7 +9,7 @@ import pytest
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import DISTANCES, exact_distances
 from ray_backfill.engine.index import IndexSettings, Partition, check_index, make_partition
-from ray_backfill.engine.index.faiss_index import Kind
+from ray_backfill.engine.index.faiss_index import FaissKind
 from ray_backfill.engine.lists import RankedLists
 from tests.contracts import one_of_each
 
@@ -232,7 +232,7 @@ def test_results_are_deterministic(kind: str) -> None:
 @ALL_DISTANCES
 @ALL_KINDS
 def test_the_early_check_accepts_all_kinds_without_training(kind: str, distance: str) -> None:
-    with patch.object(Kind, "train") as train:
+    with patch.object(FaissKind, "train") as train:
         check_index(IndexSettings(kind), D, distance)
     train.assert_not_called()
     assert empty(kind, distance).n == 0  # what the check accepts can be made

@@ -5,7 +5,9 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.engine.merges import MergeKind, all_merges, fit_merge
-from tests.engine.replay.sharded import replay_sharded, served_of
+from ray_backfill.engine.replay.prepare import as_served
+from tests.engine.replay.cases import assert_same
+from tests.engine.replay.sharded import replay_sharded
 
 KINDS = pytest.mark.parametrize("kind", all_merges().values(), ids=lambda kind: kind.name)
 METRICS = pytest.mark.parametrize("metrics", [("mAP", "CMC@1"), ("mAP@5", "CMC@1")], ids=["whole", "cut"])
@@ -66,11 +68,11 @@ def test_shards_and_devices_give_the_same_result(
     pair, truth = service
     merge = fit_merge(kind.name, *train, "cosine")
     whole = rb.replay(pair, truth, ORDERS, 5, metrics, merge=merge)
+    systems, served = as_served(pair, ORDERS, merge)
     for cuts, device in (([201, 202], None), ([], "cpu")):
-        (parts,) = replay_sharded(*served_of(pair, ORDERS, merge), truth, 5, metrics, "cosine", cuts, device)
+        (parts,) = replay_sharded(systems, [served], truth, 5, metrics, "cosine", cuts, device)
         for order in ORDERS:
-            for metric in metrics:
-                np.testing.assert_array_equal(parts[order].per_query[metric], whole[order].per_query[metric])
+            assert_same(parts[order], whole[order], metrics)
 
 
 @KINDS

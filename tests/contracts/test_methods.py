@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ray_backfill as rb
 from ray_backfill.core.errors import InputError
-from ray_backfill.learn.expressions import Evaluation, dim_of, from_json, macs_of, maps_of, stored_models, to_json
+from ray_backfill.learn.expressions import Evaluator, dim_of, from_json, macs_of, maps_of, stored_models, to_json
 from ray_backfill.learn.methods import FAMILIES, Embeddings, Method, all_backbones, all_methods
 from ray_backfill.learn.models import apply
 from ray_backfill.learn.models.apply import (
@@ -138,7 +138,7 @@ def test_models_dimensions_and_costs_follow_from_the_expressions(
             assert from_json(json.loads(json.dumps(to_json(expression)))) == expression
             assert set(stored_models(expression)) <= set(method.models)
             for applied in maps_of(expression):
-                inputs = [Evaluation(e.gallery, network, dims)(inner) for inner in applied.of]
+                inputs = [Evaluator(e.gallery, network, dims)(inner) for inner in applied.of]
                 counted = macs_counted(named_map(network, applied.name), *inputs)
                 assert counted == 40 * macs(named_map(network, applied.name))
     once = {applied.name for side in method.sides for applied in maps_of(side.query)}

@@ -1,14 +1,13 @@
 """The merge that is chosen for a method, against every single one on items that the choice has not seen."""
 
 import itertools
-from functools import partial
 
 import numpy as np
 import pytest
 
 import ray_backfill as rb
 from ray_backfill.engine.merges import BEST, all_merges, best, fit_merge
-from ray_backfill.engine.merges.best import Trial, both_distances, choose_fitted, precision_of
+from ray_backfill.engine.merges.best import MergeTrial, both_distances, choose_fitted, precision_of
 
 SINGLE = ("raw", "quantile", "zscore", "isotonic", "csls")
 
@@ -64,7 +63,7 @@ def test_a_trial_measures_what_a_replay_measures(distance: str, merge: str) -> N
     curves = rb.replay(pair, truth, orders, 3, ("mAP", "CMC@1"), distance, merge=fitted)
     for metric, depth in (("mAP", 150), ("CMC@1", 1)):
         expected = np.mean([curve.auc(metric) for curve in curves.values()])
-        trial = Trial(pair, distance, both_distances(pair, distance, 150), is_right, depth, places)
+        trial = MergeTrial(pair, distance, both_distances(pair, distance, 150), is_right, depth, places)
         assert precision_of(trial, fitted) == pytest.approx(expected, abs=1e-4 if merge == "isotonic" else 1e-5)
 
 
@@ -94,7 +93,7 @@ def test_the_mean_over_four_divisions_decides(
     """But raw distances are never chosen where the two models' do not compare."""
     halves = iter([{"raw": 0.5, "quantile": 0.6 if half >= 8 - wins else 0.4} for half in range(8)])
     monkeypatch.setattr(best, "_of_half", lambda *_: next(halves))
-    fits = {each: partial(fit_merge, each, distance="cosine") for each in ("raw", "quantile")}
+    fits = {name: all_merges()[name].fit for name in ("raw", "quantile")}
     assert best.choose(fits, pair_of(LABEL, 0, offset), None, "cosine", 0) == name
     assert not list(halves)
 
@@ -103,11 +102,12 @@ def test_a_merge_is_judged_on_items_that_it_was_not_fitted_on(monkeypatch: pytes
     fitted: list[set[float]] = []
     judged: list[set[float]] = []
 
-    def fit(train: rb.UpgradePair, label: np.ndarray | None) -> rb.Merge:
+    def fit(train: rb.UpgradePair | None, label: np.ndarray | None, distance: str, seed: int) -> rb.Merge:
+        assert train is not None
         fitted.append(set(train.backward.gallery[:, 1].tolist()))
-        return fit_merge("raw", None, None, "cosine")
+        return rb.RAW
 
-    def precision(trial: Trial, merge: rb.Merge) -> float:
+    def precision(trial: MergeTrial, merge: rb.Merge) -> float:
         judged.append(set(trial.pair.backward.gallery[:, 1].tolist()))
         return 0.5
 

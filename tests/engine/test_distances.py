@@ -84,6 +84,16 @@ def test_bounds_never_contradict_the_exact_distance(name: str, distance: str) ->
             assert not ((v > high[:, None]) & (exact <= exact[:, j, None])).any()
 
 
+def _true_v(form: ProductForm) -> np.ndarray:
+    """(Q, N) v, almost infinitely precise."""
+    query, gallery = form.query.astype(np.float64), form.gallery.astype(np.float64)
+    length_Q, length_N = np.linalg.norm(query, axis=1)[:, None], np.linalg.norm(gallery, axis=1)
+    true = -(query @ gallery.T) / length_Q * (1 / length_N if form.distance == "cosine" else form.scale)
+    if form.distance == "l2":
+        true = 2 * true * length_Q * form.scale + (length_N * form.scale) ** 2
+    return np.asarray(true)
+
+
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("name", _systems())
 @pytest.mark.parametrize("parts", [0, 1, 2, 5, 40, 97])
@@ -93,13 +103,8 @@ def test_products_in_parts_are_within_their_error(parts: int, name: str, distanc
     form, queries = ProductForm.of(system, distance), np.arange(len(system.query))
     products, factor, offset = Products(form, queries, parts).tile(3, 390)
     v = (products * factor + offset).astype(np.float64)
-    query, gallery = system.query.astype(np.float64), system.gallery[3:390].astype(np.float64)
-    length_Q, length_N = np.linalg.norm(query, axis=1)[:, None], np.linalg.norm(gallery, axis=1)
-    true = -(query @ gallery.T) / length_Q * (1 / length_N if distance == "cosine" else form.scale)
-    if distance == "l2":
-        true = 2 * true * length_Q * form.scale + (length_N * form.scale) ** 2
     error = form.error(queries, parts)
-    assert (np.abs(v - true) <= error[:, None]).all()
+    assert (np.abs(v - _true_v(form)[:, 3:390]) <= error[:, None]).all()
     if name == "random" and distance == "cosine":  # of 96 columns: those of a part, and additions
         terms = {0: 1, 1: 96, 2: 48 + 1, 5: 20 + 4, 40: 3 + 39, 97: 1 + 96}[parts]
         assert error[0] * 2.0**24 == pytest.approx(terms + 10, rel=1e-3)
@@ -118,12 +123,7 @@ def test_factors_turn_products_with_the_stored_vectors_into_v(name: str, distanc
             factor, offset = form.factors(i, min(i + width, len(system.gallery)))
             parts.append((form.left(queries)[:, :d] @ system.gallery[i : i + width].T) * factor + offset)
         v, error = np.hstack(parts).astype(np.float64), form.error_of_factors(queries)[:, None]
-        query, gallery = system.query.astype(np.float64), system.gallery.astype(np.float64)
-        length_Q, length_N = np.linalg.norm(query, axis=1)[:, None], np.linalg.norm(gallery, axis=1)
-        true = -(query @ gallery.T) / length_Q * (1 / length_N if distance == "cosine" else form.scale)
-        if distance == "l2":
-            true = 2 * true * length_Q * form.scale + (length_N * form.scale) ** 2
-        assert (np.abs(v - true) <= error).all()
+        assert (np.abs(v - _true_v(form)) <= error).all()
         if form.uses_factors:
             assert (form.error(queries)[:, None] >= error).all()
         assert form.uses_factors or name in ("tiny", "denormal", "of all lengths")

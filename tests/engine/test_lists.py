@@ -21,6 +21,7 @@ from ray_backfill.engine.merges import RAW, Merge, ScoreMap
 from ray_backfill.engine.metrics import Rankings
 from ray_backfill.engine.systems import GroundTruth
 from tests import reference
+from tests.engine.replay.cases import assert_same_lists
 from tests.reference import Answer
 
 PADDING: Answer = (np.inf, np.inf, -1, False)
@@ -57,10 +58,7 @@ def test_merged_lists_are_those_of_a_full_sort(given_lists: tuple[list[list[list
     found = merge_lists(given_arrays, k)
     depth = k if len(lists) > 1 else longest  # a single list stays as it is
     expected = as_lists([reference.merged(rows, depth) for rows in zip(*lists, strict=True)], depth)
-    for name in RankedLists._fields:
-        mine, right = getattr(found, name), getattr(expected, name)
-        np.testing.assert_array_equal(mine, right)
-        assert mine.dtype == right.dtype
+    assert_same_lists(found, expected)
     assert found.are_distinct
 
 
@@ -74,8 +72,7 @@ def test_batches_of_queries_are_joined(batches: list[int]) -> None:
     rows: list[list[Answer]] = [[(float(q), 1.0, q, False)] for q in range(sum(batches))]
     whole, edges = as_lists(rows, 2), np.cumsum([0, *batches])
     parts = [as_lists(rows[a:b], 2) for a, b in pairwise(edges)]
-    for mine, right in zip(joined(parts), whole, strict=True):
-        np.testing.assert_array_equal(mine, right)
+    assert_same_lists(joined(parts), whole)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +102,8 @@ def test_what_two_systems_find_is_merged_by_score_then_distance_then_item(merge:
             answers[q].append((float(score), float(d), int(g), is_forward))
     found = merge_sides(sides[0], sides[1], merge, k)
     expected = as_lists([reference.merged([row], k) for row in answers], k)
-    for name in ("item", "distance", "score"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    there = expected.item >= 0  # padding has no side
-    np.testing.assert_array_equal(found.is_forward[there], expected.is_forward[there])
+    # Padding has no side.
+    assert_same_lists(found._replace(is_forward=found.is_forward & (found.item >= 0)), expected)
 
 
 @pytest.mark.parametrize("seed", range(6))

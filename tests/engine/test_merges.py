@@ -40,6 +40,16 @@ def distances(pair: rb.UpgradePair, distance: str = "cosine") -> tuple[np.ndarra
     return backward, forward
 
 
+def fitted_maps(
+    name: str, pair: rb.UpgradePair, label: np.ndarray | None = None, distance: str = "cosine", seed: int = 0
+) -> tuple[ScoreMap, ScoreMap]:
+    """Of the backward and of the forward system."""
+    merge = fit_merge(name, pair, label, distance, seed)
+    assert merge.backward is not None
+    assert merge.forward is not None
+    return merge.backward, merge.forward
+
+
 @given(
     knots=st.lists(st.floats(-10, 10), min_size=1, max_size=6, unique=True),
     rises=st.lists(st.sampled_from([0.0, 0.1, 1.0, 1e-300, 1e6]), min_size=6, max_size=6),
@@ -95,17 +105,15 @@ def test_score_maps_extrapolate_and_refuse_bad_knots() -> None:
 def test_quantiles_map_to_the_same_quantiles() -> None:
     pair, _ = labelled_pair()
     backward, forward = distances(pair)
-    merge = fit_merge("quantile", pair, None, "cosine")
-    assert merge.backward is not None
-    assert merge.forward is not None
+    of_backward, of_forward = fitted_maps("quantile", pair)
     q = fitting.quantiles(len(backward))
     x, first, counts = np.unique(np.quantile(backward, q), return_index=True, return_counts=True)
     assert (counts == 1).sum() > 300  # (i, j) and (j, i) have equal distances: the first quantiles coincide
-    np.testing.assert_allclose(merge.backward.distances, x, rtol=1e-12)
+    np.testing.assert_allclose(of_backward.distances, x, rtol=1e-12)
     scores = np.quantile(forward, q)[first]
-    np.testing.assert_allclose(merge.backward.scores[counts == 1], scores[counts == 1], rtol=1e-12)
+    np.testing.assert_allclose(of_backward.scores[counts == 1], scores[counts == 1], rtol=1e-12)
     some = np.linspace(-1, 3, 50, dtype=np.float32)
-    assert merge.forward(some).tolist() == some.tolist()
+    assert of_forward(some).tolist() == some.tolist()
 
 
 def test_quantiles_of_a_monotone_change_undo_it() -> None:
@@ -113,10 +121,9 @@ def test_quantiles_of_a_monotone_change_undo_it() -> None:
     rng = np.random.default_rng(1)
     x = rng.normal(size=(200, 4)).astype(np.float32)
     pair = rb.UpgradePair(rb.RetrievalSystem(x, x), rb.RetrievalSystem(3 * x, 3 * x))
-    merge = fit_merge("quantile", pair, None, "l2")
-    assert merge.backward is not None
+    backward, _ = fitted_maps("quantile", pair, distance="l2")
     d = np.array([0.01, 0.5, 2.0, 20.0], np.float32)  # the first and last are beyond all sampled pairs
-    np.testing.assert_allclose(merge.backward(d), 3 * d.astype(float), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(backward(d), 3 * d.astype(float), rtol=1e-5, atol=1e-5)
 
 
 def test_quantile_knots_are_dense_where_retrieval_happens() -> None:
@@ -128,30 +135,21 @@ def test_quantile_knots_are_dense_where_retrieval_happens() -> None:
 
 def test_quantiles_of_sampled_pairs_come_near_those_of_all() -> None:
     pair, _ = labelled_pair(n=60)
-    all_pairs = fit_merge("quantile", pair, None, "cosine")
+    all_pairs, _ = fitted_maps("quantile", pair)
     with patch.object(fitting, "MOST_PAIRS", 3000):
-        sampled, again, other = (fit_merge("quantile", pair, None, "cosine", seed) for seed in (0, 0, 1))
+        sampled, again, other = (fitted_maps("quantile", pair, seed=seed)[0] for seed in (0, 0, 1))
     d = np.quantile(distances(pair)[0], [0.1, 0.5, 0.9]).astype(np.float32)
-    for a, b, c in [(all_pairs.backward, sampled.backward, other.backward)]:
-        assert a is not None
-        assert b is not None
-        assert c is not None
-        np.testing.assert_allclose(b(d), a(d), atol=0.05)
-        assert not np.array_equal(b(d), c(d))
-    assert again.backward is not None
-    assert sampled.backward is not None
-    np.testing.assert_array_equal(sampled.backward.scores, again.backward.scores)
+    np.testing.assert_allclose(sampled(d), all_pairs(d), atol=0.05)
+    assert not np.array_equal(sampled(d), other(d))
+    np.testing.assert_array_equal(sampled.scores, again.scores)
 
 
 @pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
 def test_calibrated_merges_equal_scikit_learn(distance: str) -> None:
     pair, label = labelled_pair()
     is_match = (label[:, None] == label)[OFF_DIAGONAL]
-    merges = [fit_merge(name, pair, label, distance) for name in ("isotonic", "logistic")]
-    isotonic, logistic = ((merge.backward, merge.forward) for merge in merges)
+    isotonic, logistic = (fitted_maps(name, pair, label, distance) for name in ("isotonic", "logistic"))
     for staircase, curve, d in zip(isotonic, logistic, distances(pair, distance), strict=True):
-        assert staircase is not None
-        assert curve is not None
         some = np.linspace(d.min() - 1, d.max() + 1, 500, dtype=np.float32)
         theirs = IsotonicRegression(increasing=False, out_of_bounds="clip").fit(d, is_match)
         np.testing.assert_allclose(staircase(some), -theirs.predict(some.astype(float)), atol=1e-9)
@@ -174,13 +172,11 @@ def test_an_uninformative_logistic_merge_leaves_raw_distances() -> None:
     opposite = np.where(label[:, None] == np.arange(6), np.float32(1), np.float32(0)) + np.float32(0.01)
     reverse = rb.RetrievalSystem((1 - opposite).astype(np.float32), opposite)
     for system in (flat, reverse):
-        merge = fit_merge("logistic", rb.UpgradePair(system, pair.forward), label, "cosine")
-        assert merge.backward is not None
-        assert merge.forward is not None
+        backward, forward = fitted_maps("logistic", rb.UpgradePair(system, pair.forward), label)
         share = (label[:, None] == label)[OFF_DIAGONAL].mean()
         expected = np.log((1 - share) / share)
-        np.testing.assert_allclose(merge.backward(np.array([0, 1, 2], np.float32)), expected)
-        assert merge.forward.scores[1] > merge.forward.scores[0]
+        np.testing.assert_allclose(backward(np.array([0, 1, 2], np.float32)), expected)
+        assert forward.scores[1] > forward.scores[0]
 
 
 def test_calibration_of_a_large_train_split_draws_whole_classes() -> None:
@@ -194,10 +190,8 @@ def test_calibration_of_a_large_train_split_draws_whole_classes() -> None:
     x = rng.normal(size=(len(label), 3)).astype(np.float32)
     system = rb.RetrievalSystem(x, x)
     with patch.object(fitting, "MOST_PAIRS", 10_000):
-        merge = fit_merge("isotonic", rb.UpgradePair(system, system), label, "l2")
-    assert merge.backward is not None
-    assert merge.forward is not None
-    np.testing.assert_array_equal(merge.backward.scores, merge.forward.scores)
+        backward, forward = fitted_maps("isotonic", rb.UpgradePair(system, system), label, "l2")
+    np.testing.assert_array_equal(backward.scores, forward.scores)
 
 
 def literal_csls(system: rb.RetrievalSystem, train: rb.RetrievalSystem, k: int) -> np.ndarray:
@@ -225,10 +219,8 @@ def test_csls_equals_the_formula(n_train: int) -> None:
     pair = rb.UpgradePair(backward, forward, switch="at_end")
     prepared, distance = fit_merge("csls", train, None, "cosine").prepare(pair, "cosine")
     assert prepared.switch == "at_end"
-    for ours, system, of_train in [
-        (prepared.backward, pair.backward, train.backward),
-        (prepared.forward, pair.forward, train.forward),
-    ]:
+    for side in ("backward", "forward"):
+        ours, system, of_train = (getattr(of, side) for of in (prepared, pair, train))
         expected = -literal_csls(system, of_train, {60: 3, 7: 1}[n_train]) / 2  # a twentieth of them
         np.testing.assert_allclose(exact_distances(ours.query, ours.gallery, distance), expected, atol=3e-7)
 
@@ -277,6 +269,8 @@ def test_csls_keeps_shared_systems_shared_and_bounds_its_references() -> None:
     assert [len(side) for r in merge.references for side in (r.query, r.gallery)] == [20] * 4
     with pytest.raises(rb.InputError, match="8 dimensions"):
         merge.references[1].replace(pair.backward, "cosine")
+    with pytest.raises(rb.InputError, match="supports only the cosine distance, not l2"):
+        merge.prepare(pair, "l2")
 
 
 def test_unfitted_merges_are_plain() -> None:
@@ -312,12 +306,6 @@ def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
         arguments["train"] = some[arguments["train"]]
     with pytest.raises(rb.InputError, match=message):
         fit_merge(**arguments)  # type: ignore[arg-type]
-
-
-def test_csls_refuses_other_distances_than_cosine() -> None:
-    pair, _ = labelled_pair()
-    with pytest.raises(rb.InputError, match="supports only the cosine distance, not l2"):
-        fit_merge("csls", pair, None, "cosine").prepare(pair, "l2")
 
 
 @pytest.mark.parametrize("name", all_merges())

@@ -155,24 +155,12 @@ def test_one_query_has_no_interval() -> None:
     assert np.isnan(stats.fall_limits(stats.bootstrap_means(np.ones((1, 3))), np.ones(3))).all()
 
 
-def _fall_by_hand(values: list[float]) -> float:
-    """The largest drop from any moment to any later one."""
-    return max([0.0, *(before - later for i, before in enumerate(values) for later in values[i + 1 :])])
-
-
 @pytest.mark.parametrize("points", [2, 3, 101, 102, 199, 200, 201, 202, 203, 301, 500, 1000, 1001])
-@pytest.mark.parametrize("where", ["at the end", "between", "anywhere"])
-def test_the_limits_see_the_largest_fall_of_any_number_of_moments(points: int, where: str) -> None:
-    rng = np.random.default_rng(points)
-    values = np.linspace(0.2, 0.8, points)
-    if where == "at the end":
-        values[-1] = 0.1
-    elif where == "between":
-        values[rng.integers(1, points)] -= 0.5
-    else:
-        values = rng.normal(size=points).cumsum()
+def test_the_limits_see_the_largest_fall_of_any_number_of_moments(points: int) -> None:
+    values = np.random.default_rng(points).normal(size=points).cumsum()
+    largest = max([0.0, *(before - later for i, before in enumerate(values) for later in values[i + 1 :])])
     # Where no draw differs from the mean the limits are the fall itself.
-    assert stats.fall_limits(np.tile(values, (5, 1)), values) == pytest.approx((_fall_by_hand(list(values)),) * 2)
+    assert stats.fall_limits(np.tile(values, (5, 1)), values) == pytest.approx((largest, largest))
 
 
 def test_no_number_of_moments_loses_a_fall_to_the_last_one_or_from_one_to_the_next() -> None:

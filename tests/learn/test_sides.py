@@ -6,10 +6,10 @@ import pytest
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.merges import RAW, Merge, fit_merge
 from ray_backfill.learn.methods import Embeddings, Method, all_methods
-from ray_backfill.learn.models.apply import FittedMap
 from ray_backfill.learn.sides import Sides, check_live
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
+from tests.learn.fits import fitted
 
 DIMS = {"old": 4, "new": 6}
 RNG = np.random.default_rng(0)
@@ -21,23 +21,17 @@ def vectors(method: Method, n: int, seed: int) -> dict[str, np.ndarray]:
     return {m: rng.normal(size=(n, DIMS.get(m, 6))).astype(np.float32) for m in method.models}
 
 
-def network(method: Method) -> "FittedMap | None":
-    if method.fit is None:
-        return None
+@pytest.mark.parametrize("method", LIVE, ids=lambda method: method.name)
+def test_each_side_needs_its_own_models_alone(method: Method) -> None:
+    """The oracle is the pair computed from all embeddings at once."""
     train = TrainSet(vectors(method, 40, 1), np.arange(40) % 5)
     settings = FitSettings(
         heads=HeadTraining(epochs=1, classes=5, items=2), transforms=TransformTraining(epochs=1, batch=16, hidden=8)
     )
-    return method.fit.fit(train, settings, "cosine").network
-
-
-@pytest.mark.parametrize("method", LIVE, ids=lambda method: method.name)
-def test_each_side_needs_its_own_models_alone(method: Method) -> None:
-    """The oracle is the pair computed from all embeddings at once."""
-    fitted = network(method)
-    sides = Sides(method, fitted, RAW, "cosine", {m: v.shape[1] for m, v in vectors(method, 1, 0).items()})
+    network = None if method.fit is None else fitted(method.name, train, settings)
+    sides = Sides(method, network, RAW, "cosine", {m: v.shape[1] for m, v in vectors(method, 1, 0).items()})
     query, gallery = vectors(method, 3, 2), vectors(method, 7, 3)
-    pair = method.pair(Embeddings(query, gallery), fitted)
+    pair = method.pair(Embeddings(query, gallery), network)
     backward, forward = sides.queries(query)
     np.testing.assert_array_equal(backward, pair.backward.query)
     np.testing.assert_array_equal(forward, pair.forward.query)

@@ -69,9 +69,9 @@ def _open(text: str) -> Source:
 def _columns_of(path: Path, notes: list[str]) -> dict[str, _Column]:
     regular_file(path)
     if path.suffix in _FAISS:
-        from ray_backfill.engine.index import stored_vectors
+        from ray_backfill.engine.index.stored import read_stored_vectors
 
-        stored = stored_vectors(path)
+        stored = read_stored_vectors(path)
         notes.extend([stored.note] if stored.note else [])
         return {
             "id": _Column(stored.rows, lambda first, last: stored.ids[first:last], 0),

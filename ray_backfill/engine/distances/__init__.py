@@ -1,21 +1,5 @@
 """Distances: smaller is closer. Exact ones, pair by pair, and float32 products with a proven error bound."""
 
-from ray_backfill.engine.distances.exact import lengths
-from ray_backfill.engine.distances.form import (
-    DISTANCES,
-    ProductForm,
-    bounds_of_distance,
-    check_distance,
-    exact_distances,
-    normalise,
-)
+from ray_backfill.engine.distances.form import DISTANCES, ProductForm, check_distance, exact_distances, normalise
 
-__all__ = [
-    "DISTANCES",
-    "ProductForm",
-    "bounds_of_distance",
-    "check_distance",
-    "exact_distances",
-    "lengths",
-    "normalise",
-]
+__all__ = ["DISTANCES", "ProductForm", "check_distance", "exact_distances", "normalise"]

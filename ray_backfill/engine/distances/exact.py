@@ -81,7 +81,7 @@ def round_grid(products: Array, length_Q: Array, length_N: Array, d: int, kind: 
     products, out: (b, n). kind: index into DISTANCES. unsure: (2, b * n), receives (row, column) of the other pairs;
     their number is returned.
     """
-    found = 0
+    n_unsure = 0
     upper = np.empty(products.shape[1], np.float32)
     for i in range(products.shape[0]):
         q = length_Q[i]
@@ -98,13 +98,13 @@ def round_grid(products: Array, length_Q: Array, length_N: Array, d: int, kind: 
                 out[i, j], upper[j] = np.float32(p - error), np.float32(p + error)
         for j in range(products.shape[1]):
             if out[i, j] != upper[j]:
-                unsure[0, found], unsure[1, found] = i, j
-                found += 1
+                unsure[0, n_unsure], unsure[1, n_unsure] = i, j
+                n_unsure += 1
             if kind == 0:
                 out[i, j] = min(max(np.float32(1) - out[i, j], np.float32(0)), np.float32(2))
             elif kind == 2:
                 out[i, j] = np.float32(0) - out[i, j]
-    return found
+    return n_unsure
 
 
 # Sums in float64, in a fixed order that suits vector registers: four terms at a time, a quarter of the vector apart.

@@ -37,10 +37,10 @@ def check_distance(distance: str) -> None:
 
 
 def normalise(vectors: FloatArray) -> NDArray[np.float64]:
-    """Return the rows scaled to length 1, as a new float64 array."""
+    """Return the rows scaled to length 1, as a new float64 array; a zero row stays zero."""
     wide = vectors.astype(np.float64)
-    unit: NDArray[np.float64] = wide / np.linalg.norm(wide, axis=1, keepdims=True)
-    return unit
+    length = np.linalg.norm(wide, axis=1, keepdims=True)
+    return wide / np.where(length == 0, 1, length)
 
 
 def exact_distances(query: FloatArray, gallery: FloatArray, distance: str) -> NDArray[np.float32]:
@@ -95,11 +95,13 @@ class ProductForm:
         longest_q, longest_g = float(length_Q.max()), float(length_N.max())
         scale = 1.0
         if distance == "cosine":
-            _refuse_zero_vectors(length_Q, length_N)
+            refuse_zero(length_Q, "query")
+            refuse_zero(length_N, "gallery")
         elif (longest_q * longest_g if distance == "inner_product" else longest_q + longest_g) > 3e38:
             raise InputError(f"{distance} distances of such long vectors overflow float32; scale the embeddings down")
         else:
-            scale = _power_of_two(longest_g if distance == "inner_product" else max(longest_q, longest_g))
+            longest = longest_g if distance == "inner_product" else max(longest_q, longest_g)
+            scale = float(2.0 ** -np.ceil(np.log2(max(longest, 1e-300))))  # without rounding
         return cls(distance, query, gallery, length_Q, length_N, scale)
 
     def part(self, first: int, last: int) -> "ProductForm":
@@ -224,9 +226,9 @@ class ProductForm:
         products = query @ gallery.T
         out, unsure = np.empty(products.shape, np.float32), np.empty((2, products.size), np.int32)
         d, kind = query.shape[1], DISTANCES.index(self.distance)
-        found = round_grid(products, self.length_Q[queries], self.length_N[items], d, kind, out, unsure)
-        if found:
-            rows, columns = unsure[:, :found]
+        n_unsure = round_grid(products, self.length_Q[queries], self.length_N[items], d, kind, out, unsure)
+        if n_unsure:
+            rows, columns = unsure[:, :n_unsure]
             out[rows, columns] = self.exact(queries[rows], items[columns])
         return out
 
@@ -285,18 +287,13 @@ class ProductForm:
         return np.where(length == 0, 1, length)
 
 
-def _refuse_zero_vectors(length_Q: NDArray[np.float64], length_N: NDArray[np.float64]) -> None:
-    for side, length in (("query", length_Q), ("gallery", length_N)):
-        if not length.all():
-            raise InputError(
-                f"{side} row {int(np.argmin(length))} is a zero vector, for which the cosine distance is undefined; "
-                "drop such rows or use the l2 distance"
-            )
-
-
-def _power_of_two(longest: float) -> float:
-    """Return the power of two that scales ``longest`` into (0.5, 1], without rounding."""
-    return float(2.0 ** -np.ceil(np.log2(max(longest, 1e-300))))
+def refuse_zero(length: NDArray[np.float64], side: str) -> None:
+    """Raise InputError if a vector has length 0. length: (n,) lengths of all vectors."""
+    if not length.all():
+        raise InputError(
+            f"{side} row {int(np.argmin(length))} is a zero vector, for which the cosine distance is undefined; drop "
+            "such rows or use the l2 distance"
+        )
 
 
 @kernel
@@ -361,19 +358,15 @@ class Products:
             factor, offset = np.ones(last - first, np.float32), np.zeros(last - first, np.float32)
         if self.parts == 1:
             np.matmul(self.left, rows.T, out=self.out)
-        else:
-            self._add_parts(rows)
+        else:  # part by part, for so few items at a time that their sums stay in the cache
+            width = -(-self.left.shape[1] // max(self.parts, 1))
+            part = np.empty((len(self.left), min(_PART_ITEMS, len(rows))), self.left.dtype)
+            for item in range(0, len(rows), _PART_ITEMS):
+                some = rows[item : item + _PART_ITEMS].astype(self.left.dtype, copy=False)
+                out, product = self.out[:, item : item + len(some)], part[:, : len(some)]
+                for column in range(0, some.shape[1], width):
+                    columns = slice(column, column + width)
+                    np.matmul(self.left[:, columns], some[:, columns].T, out=product)
+                    np.copyto(out, product, "same_kind") if column == 0 else np.add(out, product, out=out)
         self.last = first, last, Tile(self.out, factor, offset)
         return self.last[2]
-
-    def _add_parts(self, rows: NDArray[np.float32]) -> None:
-        """Multiply part by part, for so few items at a time that their sums stay in the cache."""
-        width = -(-self.left.shape[1] // max(self.parts, 1))
-        part = np.empty((len(self.left), min(_PART_ITEMS, len(rows))), self.left.dtype)
-        for first in range(0, len(rows), _PART_ITEMS):
-            own = rows[first : first + _PART_ITEMS].astype(self.left.dtype, copy=False)
-            out, product = self.out[:, first : first + len(own)], part[:, : len(own)]
-            for column in range(0, own.shape[1], width):
-                columns = slice(column, column + width)
-                np.matmul(self.left[:, columns], own[:, columns].T, out=product)
-                np.copyto(out, product, "same_kind") if column == 0 else np.add(out, product, out=out)

@@ -4,19 +4,13 @@ A partition is immutable. An update returns a new one that shares memory with it
 search while one thread updates and then swaps its reference.
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import check_distance
 from ray_backfill.engine.index.exact import ExactPartition
 from ray_backfill.engine.index.partition import IndexSettings, Partition
 from ray_backfill.engine.systems import FloatArray
 
-if TYPE_CHECKING:
-    from ray_backfill.engine.index.stored import StoredVectors
-
-__all__ = ["IndexSettings", "Partition", "check_index", "make_partition", "stored_vectors"]
+__all__ = ["IndexSettings", "Partition", "check_index", "make_partition"]
 
 
 def check_index(settings: IndexSettings, dim: int, distance: str) -> None:
@@ -49,10 +43,3 @@ def make_partition(settings: IndexSettings, distance: str, dim: int, train: Floa
     from ray_backfill.engine.index.faiss_index import make_faiss_partition
 
     return make_faiss_partition(settings, distance, dim, train)
-
-
-def stored_vectors(path: Path) -> "StoredVectors":
-    """Read the vectors of a faiss index file; see ``stored.read_stored_vectors``."""
-    from ray_backfill.engine.index.stored import read_stored_vectors
-
-    return read_stored_vectors(path)

@@ -20,22 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
-from ray_backfill.engine.distances import ProductForm, lengths
+from ray_backfill.engine.distances.exact import lengths
+from ray_backfill.engine.distances.form import ProductForm, refuse_zero
 from ray_backfill.engine.index.partition import (
-    Column,
-    Rows,
+    GrowingArray,
+    IndexRows,
     as_new_positions,
     as_vectors,
     refuse_living,
     refuse_missing,
     refuse_repeated,
-    refuse_zero,
 )
 from ray_backfill.engine.lists import RankedLists, best_first, joined
 from ray_backfill.engine.systems import FloatArray, IntArray
 
-# First row, (b, n) products, (n,) factor, (n,) offset.
-_Tile = tuple[int, NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
 # Queries that are searched at a time.
 _QUERIES = 512
 # Products per tile: 1 MB, to stay in the cache; but at least this many rows, for an efficient matrix product.
@@ -56,16 +54,16 @@ class ExactPartition:
 
     distance: str
     dim: int
-    _vectors: Column
-    _length: Column
-    _rows: Rows
+    _vectors: GrowingArray
+    _length: GrowingArray
+    _rows: IndexRows
     _first: int
     _last: int
 
     @classmethod
     def empty(cls, distance: str, dim: int) -> "ExactPartition":
-        vectors, length = Column.of(np.empty((0, dim), np.float32)), Column.of(np.empty(0))
-        return cls(distance, dim, vectors, length, Rows.none(), 0, 0)
+        vectors, length = GrowingArray.of(np.empty((0, dim), np.float32)), GrowingArray.of(np.empty(0))
+        return cls(distance, dim, vectors, length, IndexRows.none(), 0, 0)
 
     @property
     def n(self) -> int:
@@ -117,7 +115,7 @@ class ExactPartition:
         if not self._rows.n_dead:
             return self
         alive = np.flatnonzero(self._rows.alive)
-        vectors, length = Column.of(self._vectors.array[alive]), Column.of(self._length.array[alive])
+        vectors, length = GrowingArray.of(self._vectors.array[alive]), GrowingArray.of(self._length.array[alive])
         return ExactPartition(self.distance, self.dim, vectors, length, self._rows.compacted(), 0, self.n)
 
     def positions(self) -> IntArray:
@@ -154,7 +152,11 @@ class _Search:
         if n_kept >= self.n:
             alive = np.flatnonzero(self.alive)
             return self._best(queries, np.repeat(queries, self.n), np.tile(alive, len(queries)), k)
-        values, kept = self._smallest(n_kept)
+        # The smallest v of each query and their rows, as heaps with the largest at the root.
+        values = np.full((len(queries), n_kept), np.inf, np.float32)
+        kept = np.full((len(queries), n_kept), -1, np.int64)
+        for first, products, factor, offset in self._tiles(self.left):
+            _keep_smallest(products, factor, offset, first, values, kept)
         kth = np.partition(values, k - 1, axis=1)[:, k - 1]
         limits = kth.astype(np.float64) + 2.001 * self.form.error_of_factors(queries)
         # The root is the largest kept value: if it is within the limit, rows that were not kept may be as well.
@@ -172,14 +174,6 @@ class _Search:
         exact = self.form.exact(queries[of_query], items)
         return best_first(of_query, exact, self.position[items], len(queries), k)
 
-    def _smallest(self, n_kept: int) -> tuple[NDArray[np.float32], IntArray]:
-        """Return the (b, K) smallest v of each query and their rows, as heaps with the largest at the root."""
-        values = np.full((len(self.left), n_kept), np.inf, np.float32)
-        kept = np.full((len(self.left), n_kept), -1, np.int64)
-        for first, products, factor, offset in self._tiles(self.left):
-            _keep_smallest(products, factor, offset, first, values, kept)
-        return values, kept
-
     def _within(self, queries: IntArray, limits: NDArray[np.float64]) -> tuple[IntArray, IntArray]:
         """Return (index in ``queries``, row) of all v that do not exceed their query's limit."""
         parts = []
@@ -190,7 +184,9 @@ class _Search:
             parts.append((of_query, first + item))
         return np.concatenate([rows for rows, _ in parts]), np.concatenate([items for _, items in parts])
 
-    def _tiles(self, left: NDArray[np.float32]) -> Iterator[_Tile]:
+    def _tiles(
+        self, left: NDArray[np.float32]
+    ) -> Iterator[tuple[int, NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]]:
         """Yield (first row, (b, n) products, (n,) factor, (n,) offset); products are valid until the next tile."""
         rows = max(_LEAST_ROWS, _PRODUCTS // len(left))
         room = np.empty(len(left) * min(rows, len(self.alive)), np.float32)

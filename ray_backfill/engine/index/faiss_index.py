@@ -21,17 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.engine.distances import lengths, normalise
+from ray_backfill.engine.distances.exact import lengths
+from ray_backfill.engine.distances.form import normalise, refuse_zero
 from ray_backfill.engine.index.partition import (
-    Column,
+    GrowingArray,
+    IndexRows,
     IndexSettings,
-    Rows,
     as_new_positions,
     as_vectors,
     refuse_living,
     refuse_missing,
     refuse_repeated,
-    refuse_zero,
 )
 from ray_backfill.engine.lists import RankedLists, best_first
 from ray_backfill.engine.systems import FloatArray, IntArray
@@ -41,15 +41,20 @@ _LISTS = ("IndexIVFFlat", "IndexIVFPQ", "IndexIVFScalarQuantizer")
 _GRAPHS = ("IndexHNSWFlat", "IndexHNSWPQ", "IndexHNSWSQ")
 _FLAT = ("IndexFlat", "IndexFlatIP", "IndexFlatL2")
 _CODES = ("IndexPQ", "IndexScalarQuantizer")
-# The largest k and nprobe of a search on a GPU, and the numbers of parts of a product quantizer with tables of float32.
+# The largest k and nprobe of a search on a GPU, the numbers of parts of a product quantizer with tables of float32, and
+# the scalar quantizers.
 GPU_MOST_NEAREST = 2048
 _PQ_ON_GPU = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48)
+_SQ_ON_GPU = tuple(
+    getattr(faiss.ScalarQuantizer, f"QT_{bits}")
+    for bits in ("8bit", "8bit_uniform", "8bit_direct", "4bit", "4bit_uniform", "6bit", "fp16")
+)
 # Train vectors per centroid: more cost time without benefit (faiss's own limit).
 _TRAIN_PER_CENTROID = 256
 
 
 @dataclass(frozen=True)
-class Kind:
+class FaissKind:
     """Properties of a kind of index.
 
     name: factory string. effort: nprobe or efSearch. most_nearest: largest number of rows to request in order to skip
@@ -93,11 +98,22 @@ class Kind:
         most = max(1 << 16, _TRAIN_PER_CENTROID * self.train_rows)
         if len(vectors) > most:
             vectors = vectors[np.sort(np.random.default_rng(0).choice(len(vectors), most, replace=False))]
-        lent = _make_quiet(index)
-        _forgo_polysemous_codes(index)
+        inner = _inner(index)
+        # Without half a minute of annealing for a filter that is not used and changes no result.
+        if hasattr(storage := _storage(inner), "do_polysemous_training"):
+            storage.do_polysemous_training = False
+        # Without faiss's warnings about few train vectors.
+        if type(inner).__name__ in _LISTS:
+            inner.cp.min_points_per_centroid = 1
+        rotations = [transform for transform in _transforms(index) if type(transform).__name__ == "OPQMatrix"]
+        lent = [faiss.ProductQuantizer(rotation.d_out, rotation.M, 8) for rotation in rotations]
+        for quantizer in (*_quantizers(inner), *lent):
+            quantizer.cp.min_points_per_centroid = 1
+        for rotation, quantizer in zip(rotations, lent, strict=True):
+            rotation.pq = quantizer
         index.train(vectors)
-        for transform, _ in lent:
-            transform.pq = None
+        for rotation in rotations:
+            rotation.pq = None
 
     def without_dead(self, index: Any, alive: NDArray[np.bool_], none: Any) -> Any:
         """Return a new index of the live rows, renumbered. none: the trained index without rows.
@@ -147,7 +163,7 @@ def untrained(settings: IndexSettings, distance: str, dim: int) -> Any:
     return index
 
 
-def describe(settings: IndexSettings, distance: str, dim: int) -> Kind:
+def describe(settings: IndexSettings, distance: str, dim: int) -> FaissKind:
     """Return the properties of a kind of index.
 
     Raises:
@@ -169,7 +185,7 @@ def describe(settings: IndexSettings, distance: str, dim: int) -> Kind:
         )
     if settings.device == "cuda":
         _check_gpu(settings, inner)
-    return Kind(
+    return FaissKind(
         name=settings.kind,
         effort=settings.effort or (inner.hnsw.efSearch if name in _GRAPHS else getattr(inner, "nprobe", 0)),
         is_graph=name in _GRAPHS,
@@ -212,15 +228,10 @@ def _check_gpu(settings: IndexSettings, inner: Any) -> None:
         reason = f"at most {GPU_MOST_NEAREST:,} lists are searched; lower its effort of {settings.effort:,}"
     elif name == "IndexIVFPQ" and (inner.pq.nbits != 8 or inner.pq.M not in _PQ_ON_GPU):
         reason = f"product quantizers need 8 bits and {', '.join(map(str, _PQ_ON_GPU))} parts there"
-    elif name == "IndexIVFScalarQuantizer" and inner.sq.qtype not in _sq_on_gpu():
+    elif name == "IndexIVFScalarQuantizer" and inner.sq.qtype not in _SQ_ON_GPU:
         reason = "scalar quantizers need 4, 6 or 8 bits or fp16 there"
     if reason:
         raise InputError(f"faiss cannot search the index {settings.kind!r} on a GPU: {reason}")
-
-
-def _sq_on_gpu() -> list[int]:
-    names = ("8bit", "8bit_uniform", "8bit_direct", "4bit", "4bit_uniform", "6bit", "fp16")
-    return [getattr(faiss.ScalarQuantizer, f"QT_{name}") for name in names]
 
 
 def _inner(index: Any) -> Any:
@@ -260,30 +271,6 @@ def _rows_to_train(index: Any) -> int:
     return max(needed)
 
 
-def _forgo_polysemous_codes(index: Any) -> None:
-    """Turn off polysemous training: half a minute of annealing for a filter that is not used and changes no result."""
-    storage = _storage(_inner(index))
-    if hasattr(storage, "do_polysemous_training"):
-        storage.do_polysemous_training = False
-
-
-def _make_quiet(index: Any) -> list[tuple[Any, Any]]:
-    """Turn off faiss's warnings about few train vectors. Return (transform, quantizer set for the training) pairs."""
-    inner = _inner(index)
-    if type(inner).__name__ in _LISTS:
-        inner.cp.min_points_per_centroid = 1
-    for quantizer in _quantizers(inner):
-        quantizer.cp.min_points_per_centroid = 1
-    lent = []
-    for transform in _transforms(index):
-        if type(transform).__name__ == "OPQMatrix":
-            quantizer = faiss.ProductQuantizer(transform.d_out, transform.M, 8)
-            quantizer.cp.min_points_per_centroid = 1
-            transform.pq = quantizer
-            lent.append((transform, quantizer))
-    return lent
-
-
 # Most rows in ``fresh``, as a number and as a share of main's rows: more are merged, which costs a clone of main.
 _MOST_FRESH, _MOST_FRESH_PART = 2048, 1 / 8
 # Ratio of deleted to live rows from which compaction is worth its cost. With as many deleted as live rows, a search
@@ -292,8 +279,9 @@ _MOST_FRESH, _MOST_FRESH_PART = 2048, 1 / 8
 _MOST_DEAD, _MOST_DEAD_IN_GRAPH, _FEW_DEAD = 0.25, 0.5, 1024
 # faiss squares in float32: distances of longer vectors overflow.
 _LONGEST = 1e18
-_Results = tuple[NDArray[np.float32], IntArray]
-_Searching = Callable[[NDArray[np.float32], int], _Results]
+# (b, k) values and rows.
+_Hits = tuple[NDArray[np.float32], IntArray]
+_Searching = Callable[[NDArray[np.float32], int], _Hits]
 
 
 def make_faiss_partition(
@@ -308,7 +296,7 @@ def make_faiss_partition(
                 f"index {settings.kind!r} must be trained; provide at least {kind.train_rows} train embeddings"
             )
         kind.train(index, _prepared(train, distance, dim, "train"))
-    empty = _Segment(index, Rows.none())
+    empty = _SealedIndex(index, IndexRows.none())
     gpu = _Gpu() if settings.device == "cuda" else None
     return FaissPartition(kind, distance, dim, empty, gpu, empty, empty, _no_vectors(dim))
 
@@ -339,9 +327,9 @@ class _GpuCopy:
     def __init__(self, gpu: _Gpu, index: Any) -> None:
         self._gpu, self._index = gpu, index
 
-    def __call__(self, query: NDArray[np.float32], k: int) -> _Results:
+    def __call__(self, query: NDArray[np.float32], k: int) -> _Hits:
         with self._gpu.lock:
-            found: _Results = self._index.search(query, k)
+            found: _Hits = self._index.search(query, k)
             return found
 
     def __del__(self) -> None:
@@ -350,15 +338,15 @@ class _GpuCopy:
 
 
 @dataclass(frozen=True, eq=False)
-class _Segment:
+class _SealedIndex:
     """An immutable index. selector: selects the live rows; None if all are. search_on_gpu: search of a GPU copy."""
 
     index: Any
-    rows: Rows
+    rows: IndexRows
     selector: Any | None = None
     search_on_gpu: _Searching | None = None
 
-    def without(self, row: IntArray) -> "_Segment":
+    def without(self, row: IntArray) -> "_SealedIndex":
         if not len(row):
             return self
         rows = self.rows.without(row)
@@ -372,14 +360,14 @@ class FaissPartition:
     Cost: an update copies ``fresh`` and sometimes main. ``size_bytes`` does not include copies on a GPU.
     """
 
-    kind: Kind
+    kind: FaissKind
     distance: str
     dim: int
-    _none: _Segment
+    _none: _SealedIndex
     _gpu: _Gpu | None
-    _main: _Segment
-    _fresh: _Segment
-    _fresh_vectors: Column
+    _main: _SealedIndex
+    _fresh: _SealedIndex
+    _fresh_vectors: GrowingArray
 
     @property
     def n(self) -> int:
@@ -414,7 +402,7 @@ class FaissPartition:
         index = faiss.clone_index(self._fresh.index)
         index.add(new)
         rows = grown._fresh.rows
-        return replace(grown, _fresh=_Segment(index, rows, _selector(rows)))
+        return replace(grown, _fresh=_SealedIndex(index, rows, _selector(rows)))
 
     def without(self, position: IntArray) -> "FaissPartition":
         refuse_repeated(position)
@@ -461,15 +449,18 @@ class FaissPartition:
         of_query, distance, position = np.concatenate(queries), np.concatenate(distances), np.concatenate(positions)
         return best_first(of_query, distance, position, len(query), k)
 
-    def _search_segment(self, segment: _Segment, query: NDArray[np.float32], k: int, share: float) -> _Results:
+    def _search_segment(self, segment: _SealedIndex, query: NDArray[np.float32], k: int, share: float) -> _Hits:
         """Return (b, k) values and rows; a row is live or -1."""
         on_gpu = segment.search_on_gpu
         if on_gpu or segment.rows.n_dead:
             search, most = (on_gpu, GPU_MOST_NEAREST) if on_gpu else (segment.index.search, self.kind.most_nearest)
-            found = _search_beyond_dead(search, segment.rows, query, k, most)
-            if found is not None:
-                return found
-        return _search(segment.index)(query, k, params=self.kind.parameters(segment.selector, k, share))
+            beyond = _search_beyond_dead(search, segment.rows, query, k, most)
+            if beyond is not None:
+                return beyond
+        # faiss's own ``search``: faiss.contrib.torch_utils replaces it by one without ``params``.
+        search = getattr(segment.index, "search_numpy", segment.index.search)
+        found: _Hits = search(query, k, params=self.kind.parameters(segment.selector, k, share))
+        return found
 
     def _merged(self, drop_dead: bool) -> "FaissPartition":
         """Move all rows into main."""
@@ -485,17 +476,17 @@ class FaissPartition:
         if drop_dead:
             index = faiss.clone_index(index)  # a clone has no spare capacity
         on_gpu = None if self._gpu is None else self._gpu.copy(index, self.kind.name)
-        main = _Segment(index, rows, _selector(rows), on_gpu)
+        main = _SealedIndex(index, rows, _selector(rows), on_gpu)
         return replace(self, _main=main, _fresh=self._none, _fresh_vectors=_no_vectors(self.dim))
 
 
-def _no_vectors(dim: int) -> Column:
-    return Column.of(np.empty((0, dim), np.float32))
+def _no_vectors(dim: int) -> GrowingArray:
+    return GrowingArray.of(np.empty((0, dim), np.float32))
 
 
 def _search_beyond_dead(
-    search: _Searching, rows: Rows, query: NDArray[np.float32], k: int, most: int
-) -> _Results | None:
+    search: _Searching, rows: IndexRows, query: NDArray[np.float32], k: int, most: int
+) -> _Hits | None:
     """Find the k nearest live rows by requesting more rows; return None if that would take more than ``most``."""
     enough = k + rows.n_dead
     wanted = min(2 * k, enough)
@@ -511,7 +502,7 @@ def _search_beyond_dead(
     return None
 
 
-def _selector(rows: Rows) -> Any | None:
+def _selector(rows: IndexRows) -> Any | None:
     return faiss.IDSelectorBitmap(np.packbits(rows.alive, bitorder="little")) if rows.n_dead else None
 
 
@@ -537,8 +528,3 @@ def _distances(values: NDArray[np.float32], distance: str) -> NDArray[np.float32
     if distance == "cosine":
         return np.clip(np.float32(1) - values, np.float32(0), np.float32(2))
     return np.float32(0) - values
-
-
-def _search(index: Any) -> Any:
-    """Return faiss's own ``index.search``: faiss.contrib.torch_utils replaces it by one without ``params``."""
-    return getattr(index, "search_numpy", index.search)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.kernels import Array
 from ray_backfill.engine.lists import RankedLists
-from ray_backfill.engine.systems import FloatArray, IntArray, describe_array
+from ray_backfill.engine.systems import FloatArray, IntArray, check_finite, describe_array
 
 DEVICES = ("cpu", "cuda")
 
@@ -105,22 +105,8 @@ def as_vectors(vectors: FloatArray, dim: int, side: str) -> NDArray[np.float32]:
         )
     with np.errstate(over="ignore"):  # values beyond float32 become infinite
         numbers = np.ascontiguousarray(vectors, dtype=np.float32)
-    finite_rows = np.isfinite(numbers).all(axis=1)
-    if not finite_rows.all():
-        raise InputError(
-            f"{side} embeddings have NaN or infinite values (as float32), first in row {int(np.argmin(finite_rows))}; "
-            "drop such rows"
-        )
+    check_finite(numbers, f"{side} embeddings")
     return numbers
-
-
-def refuse_zero(length: NDArray[np.float64], side: str) -> None:
-    """Raise InputError if a vector has length 0. length: (n,) lengths of all vectors."""
-    if not length.all():
-        raise InputError(
-            f"{side} row {int(np.argmin(length))} is a zero vector, for which the cosine distance is undefined; drop "
-            "such rows or use the l2 distance"
-        )
 
 
 def as_new_positions(position: IntArray, vectors: FloatArray) -> IntArray:
@@ -132,7 +118,7 @@ def as_new_positions(position: IntArray, vectors: FloatArray) -> IntArray:
     return position.astype(np.int64)
 
 
-class _Room:
+class _SharedMemory:
     """Memory shared by versions of a column: the first ``used`` entries are written, the rest is free."""
 
     def __init__(self, array: Array, used: int) -> None:
@@ -140,15 +126,15 @@ class _Room:
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class GrowingArray:
     """An array that grows at its end; a longer version shares the memory of a shorter one while there is capacity."""
 
-    _room: _Room
+    _room: _SharedMemory
     n: int
 
     @classmethod
-    def of(cls, array: Array) -> "Column":
-        return cls(_Room(array, len(array)), len(array))
+    def of(cls, array: Array) -> "GrowingArray":
+        return cls(_SharedMemory(array, len(array)), len(array))
 
     @property
     def array(self) -> Any:
@@ -158,33 +144,33 @@ class Column:
     def size_bytes(self) -> int:
         return self._room.array.nbytes
 
-    def extended(self, more: Array) -> "Column":
+    def extended(self, more: Array) -> "GrowingArray":
         """Append ``more``. Cost: a copy of it, and of everything if the memory is full (then doubled) or shared."""
         room, n = self._room, self.n + len(more)
         if room.used != self.n or n > len(room.array):
             array = np.empty((max(n, 2 * self.n), *more.shape[1:]), more.dtype)
             array[: self.n] = self.array
-            room = _Room(array, self.n)
+            room = _SharedMemory(array, self.n)
         room.array[self.n : n] = more
         room.used = n
-        return Column(room, n)
+        return GrowingArray(room, n)
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _SortedRun:
     """A sorted run. position: ascending. row: the row of each; if a position occurs twice, the later row comes last."""
 
     position: IntArray
     row: IntArray
 
     @classmethod
-    def of(cls, position: IntArray, row: IntArray) -> "_Run":
+    def of(cls, position: IntArray, row: IntArray) -> "_SortedRun":
         order = np.lexsort((row, position))
         return cls(position[order], row[order])
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class IndexRows:
     """Rows in insertion order, some of them deleted, that are found by their positions.
 
     alive: (n,) whether each row is live. n_alive: number of live rows. New rows form a sorted run; runs are merged so
@@ -192,14 +178,14 @@ class Rows:
     log n times.
     """
 
-    _position: Column
+    _position: GrowingArray
     alive: NDArray[np.bool_]
     n_alive: int
-    _runs: tuple[_Run, ...]
+    _runs: tuple[_SortedRun, ...]
 
     @classmethod
-    def none(cls) -> "Rows":
-        return cls(Column.of(np.empty(0, np.int64)), np.empty(0, np.bool_), 0, ())
+    def none(cls) -> "IndexRows":
+        return cls(GrowingArray.of(np.empty(0, np.int64)), np.empty(0, np.bool_), 0, ())
 
     def __len__(self) -> int:
         return self._position.n
@@ -227,27 +213,27 @@ class Rows:
             row[there] = run.row[at[there]]  # later than in any earlier run
         return np.where((row >= 0) & self.alive[row], row, -1) if len(self) else row
 
-    def extended(self, position: IntArray) -> "Rows":
+    def extended(self, position: IntArray) -> "IndexRows":
         """Append rows, whose positions must not have live rows. Cost: a copy of the flags."""
         if not len(position):
             return self
-        runs = [*self._runs, _Run.of(position, len(self) + np.arange(len(position)))]
+        runs = [*self._runs, _SortedRun.of(position, len(self) + np.arange(len(position)))]
         while len(runs) > 1 and len(runs[-2].row) < 2 * len(runs[-1].row):
             last, before = runs.pop(), runs.pop()
             both = np.concatenate([before.position, last.position]), np.concatenate([before.row, last.row])
-            runs.append(_Run.of(*both))
+            runs.append(_SortedRun.of(*both))
         alive = np.concatenate([self.alive, np.ones(len(position), np.bool_)])
-        return Rows(self._position.extended(position), alive, self.n_alive + len(position), tuple(runs))
+        return IndexRows(self._position.extended(position), alive, self.n_alive + len(position), tuple(runs))
 
-    def without(self, row: IntArray) -> "Rows":
+    def without(self, row: IntArray) -> "IndexRows":
         """Delete these rows, which must be live and given once each."""
         alive = self.alive.copy()
         alive[row] = False
         return replace(self, alive=alive, n_alive=self.n_alive - len(row))
 
-    def compacted(self) -> "Rows":
+    def compacted(self) -> "IndexRows":
         """Return only the live rows, renumbered in the same order."""
-        return Rows.none().extended(self.position[self.alive])
+        return IndexRows.none().extended(self.position[self.alive])
 
     def positions(self) -> IntArray:
         return np.sort(self.position[self.alive])

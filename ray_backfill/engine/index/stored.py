@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,35 +45,29 @@ def read_stored_vectors(path: Path) -> StoredVectors:
     ivf = faiss.try_extract_index_ivf(inner)
     try:
         if ivf is not None:
-            held = _ids_in_lists(ivf)
+            lists = (
+                faiss.rev_swig_ptr(ivf.invlists.get_ids(number), ivf.invlists.list_size(number)).copy()
+                for number in range(ivf.nlist)
+                if ivf.invlists.list_size(number)
+            )
+            held = np.sort(np.concatenate([np.empty(0, np.int64), *lists]))
             ivf.set_direct_map_type(faiss.DirectMap.Hashtable)
             ids = held if ids is None else ids[held]
         else:
             ids = np.arange(index.ntotal) if ids is None else ids
-        read = partial(_reconstructed, index, inner, held)
+
+        # owner: the outer index, whose end would be that of ``inner``.
+        def read(first: int, last: int, owner: Any = index) -> NDArray[np.float32]:
+            if held is not None:  # an inverted file has no order of its own
+                return np.asarray(inner.reconstruct_batch(held[first:last]))
+            return np.asarray(inner.reconstruct_n(first, last - first))
+
         if index.ntotal:
             read(0, 1)
     except RuntimeError as error:
         raise InputError(f"{path}: this index does not give its vectors back: {_reason(error)}") from error
     note = "" if _is_exact(inner) else f"{path} holds its vectors in fewer bits: they are not those of the model"
     return StoredVectors(index.ntotal, index.d, np.asarray(ids, np.int64), read, note)
-
-
-def _reconstructed(owner: Any, inner: Any, held: IntArray | None, first: int, last: int) -> NDArray[np.float32]:
-    """owner: the outer index, whose end would be that of ``inner``. held: the ids in an inverted file, which has no
-    order of its own."""
-    if held is not None:
-        return np.asarray(inner.reconstruct_batch(held[first:last]))
-    return np.asarray(inner.reconstruct_n(first, last - first))
-
-
-def _ids_in_lists(ivf: Any) -> IntArray:
-    lists = (
-        faiss.rev_swig_ptr(ivf.invlists.get_ids(number), ivf.invlists.list_size(number)).copy()
-        for number in range(ivf.nlist)
-        if ivf.invlists.list_size(number)
-    )
-    return np.sort(np.concatenate([np.empty(0, np.int64), *lists]))
 
 
 def _is_exact(index: Any) -> bool:

@@ -1,14 +1,6 @@
 """Merges: methods that make the distances of two models comparable, fitted on the train split."""
 
-from ray_backfill.engine.merges.best import choose_fitted, without_trial
-from ray_backfill.engine.merges.kinds import (
-    BEST,
-    MERGES_TO_CHOOSE,
-    MergeKind,
-    all_merges,
-    check_merge,
-    fit_merge,
-)
+from ray_backfill.engine.merges.kinds import BEST, MERGES_TO_CHOOSE, MergeKind, all_merges, check_merge, fit_merge
 from ray_backfill.engine.merges.merge import RAW, Merge
 from ray_backfill.engine.merges.score_map import ScoreMap
 
@@ -21,7 +13,5 @@ __all__ = [
     "ScoreMap",
     "all_merges",
     "check_merge",
-    "choose_fitted",
     "fit_merge",
-    "without_trial",
 ]

@@ -22,8 +22,8 @@ from ray_backfill.engine.distances import normalise
 from ray_backfill.engine.merges.merge import RAW, Merge
 from ray_backfill.engine.systems import IntArray, RetrievalSystem, UpgradePair
 
-# (pair, labels) -> merge.
-FitOne = Callable[[UpgradePair, IntArray | None], Merge]
+# (train pair, labels, distance, seed) -> merge. Train pair and labels are given if the kind needs them.
+FitMerge = Callable[[UpgradePair | None, IntArray | None, str, int], Merge]
 
 # Divisions into halves. Precision by 100 queries has a standard deviation of 1 to 3 points, as much as merges differ by
 # (docs/log.md).
@@ -41,7 +41,7 @@ _BEHIND = 1e30
 
 
 @dataclass(frozen=True)
-class Trial:
+class MergeTrial:
     """Items to judge merges on.
 
     pair: of the H items; the first B rows are the queries. distances: (B, H) of the backward and the forward system.
@@ -99,7 +99,7 @@ def choose_fitted(
 
 
 def choose(
-    candidates: Mapping[str, FitOne], train: UpgradePair, label: IntArray | None, distance: str, seed: int
+    candidates: Mapping[str, FitMerge], train: UpgradePair, label: IntArray | None, distance: str, seed: int
 ) -> str:
     """The merge that ranks held-out items best over a backfill in random order: see ``precision_of``.
 
@@ -117,7 +117,7 @@ def choose(
     for division in range(_DIVISIONS):
         rng = np.random.default_rng([seed, division])
         halves = np.array_split(rng.permutation(train.n_gallery), 2)
-        trials += [_of_half(candidates, train, label, distance, rng, *both) for both in (halves, halves[::-1])]
+        trials += [_of_half(candidates, train, label, distance, seed, rng, *both) for both in (halves, halves[::-1])]
     in_all = [name for name in candidates if all(name in scores for scores in trials)]
     return _best({name: sum(scores[name] for scores in trials) for name in in_all}, without_trial(train, distance))
 
@@ -130,12 +130,12 @@ def _best(scores: Mapping[str, float], default: str) -> str:
 
 def without_trial(pair: UpgradePair, distance: str) -> str:
     """The merge to take without a trial: raw distances where those of the two systems compare, otherwise quantile."""
-    bands = [band_of(each.query, distance, each.gallery) for each in (pair.backward, pair.forward)]
+    bands = [band_of(system.query, distance, system.gallery) for system in (pair.backward, pair.forward)]
     return RAW.name if do_compare(*bands) else "quantile"
 
 
 def _of_half(
-    candidates: Mapping[str, FitOne], train: UpgradePair, label: IntArray | None, distance: str,
+    candidates: Mapping[str, FitMerge], train: UpgradePair, label: IntArray | None, distance: str, seed: int,
     rng: np.random.Generator, fitted_on: IntArray, judged: IntArray,
 ) -> dict[str, float]:  # fmt: skip
     """Name -> precision on one half; nothing if there are too few queries."""
@@ -150,7 +150,7 @@ def _of_half(
     scores = {}
     for name, fit in candidates.items():
         try:
-            merge = fit(some, of_label)
+            merge = fit(some, of_label, distance, seed)
         except InputError:  # labels of one class only
             continue
         scores[name] = precision_of(trial, merge)
@@ -159,19 +159,18 @@ def _of_half(
 
 def _trial(
     items: UpgradePair, label: IntArray | None, distance: str, rows: IntArray, queries: int, places: Sequence[IntArray]
-) -> Trial | None:
+) -> MergeTrial | None:
     """A trial on these rows, of which the first are queries; None if too few of them have a right answer."""
     pair = _some(items, rows)
     distances = both_distances(pair, distance, queries)
     is_right, depth = _right_answers(distances[1], None if label is None else label[rows])
     if np.count_nonzero(is_right.any(axis=1)) < _FEWEST:
         return None
-    return Trial(pair, distance, distances, is_right, depth, places)
+    return MergeTrial(pair, distance, distances, is_right, depth, places)
 
 
 def _some(pair: UpgradePair, rows: IntArray) -> UpgradePair:
-    both = [RetrievalSystem(each.query[rows], each.gallery[rows]) for each in (pair.backward, pair.forward)]
-    return UpgradePair(both[0], both[0] if pair.forward is pair.backward else both[1], pair.switch)
+    return pair.changed(lambda system: RetrievalSystem(system.query[rows], system.gallery[rows]))
 
 
 def _right_answers(forward: NDArray[np.float32], label: IntArray | None) -> tuple[NDArray[np.bool_], int]:
@@ -191,7 +190,7 @@ def _right_answers(forward: NDArray[np.float32], label: IntArray | None) -> tupl
     return by_forward <= np.partition(by_forward, _NEAREST - 1, axis=1)[:, [_NEAREST - 1]], _NEAREST
 
 
-def precision_of(trial: Trial, merge: Merge) -> float:
+def precision_of(trial: MergeTrial, merge: Merge) -> float:
     """Mean over moments and queries of the average precision at ``trial.depth``; at 1: whether the first item is right.
 
     Items of equal score are ranked by their distance.
@@ -200,23 +199,18 @@ def precision_of(trial: Trial, merge: Merge) -> float:
     ranked = trial.ranked
     if pair is not trial.pair:
         ranked = _rank(both_distances(pair, distance, len(trial.is_right)), trial.places)
-    total = 0.0
+    total, answers_B = 0.0, trial.is_right.sum(axis=1)
+    is_scored = answers_B > 0
     for done, distances, order, weight in ranked:
         if merge.is_mapped:
             scores = merge.scores(distances.ravel(), np.broadcast_to(done, distances.shape).ravel())
             by_distance = np.take_along_axis(scores.reshape(distances.shape), order, axis=1)
             order = np.take_along_axis(order, np.argsort(by_distance, axis=1, kind="stable"), axis=1)
         is_right = np.take_along_axis(trial.is_right, order[:, : trial.depth], axis=1)
-        total += weight * _average_precision(is_right, trial.is_right.sum(axis=1))
+        precision = np.cumsum(is_right, axis=1) / np.arange(1, is_right.shape[1] + 1)
+        of_query = (precision * is_right).sum(axis=1)[is_scored] / np.minimum(answers_B[is_scored], is_right.shape[1])
+        total += weight * float(of_query.mean())
     return total
-
-
-def _average_precision(ranked_Bk: NDArray[np.bool_], answers_B: IntArray) -> float:
-    """The mean over queries that have a right answer. ranked_Bk: whether the item of each of k ranks is right."""
-    depth = ranked_Bk.shape[1]
-    precision = np.cumsum(ranked_Bk, axis=1) / np.arange(1, depth + 1)
-    sums, is_scored = (precision * ranked_Bk).sum(axis=1), answers_B > 0
-    return float((sums[is_scored] / np.minimum(answers_B[is_scored], depth)).mean())
 
 
 def both_distances(pair: UpgradePair, distance: str, queries: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

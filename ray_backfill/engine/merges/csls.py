@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.core.memory import room_for
 from ray_backfill.engine.distances import ProductForm
-from ray_backfill.engine.systems import FloatArray, IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.engine.systems import FloatArray, RetrievalSystem, UpgradePair
 
 # Share of the references whose mean cosine is r. The best share hardly depends on models or number of references, the
 # best number does (docs/log.md, 2026-11-28).
@@ -91,7 +90,9 @@ def mean_nearest_cosine(vectors: FloatArray, references: NDArray[np.float32]) ->
         some = vectors[first : first + _ROWS]
         form, rows = ProductForm.of(RetrievalSystem(some, references), "cosine"), np.arange(len(some))
         v_nR = form.left(rows) @ form.tile(0, len(references)).T
-        row, reference = _find_near(v_nR, k, 2.001 * form.error(rows))
+        # Within a margin of twice the error of the products, they include the k nearest by exact distance.
+        kth = np.partition(v_nR, k - 1, axis=1)[:, k - 1].astype(np.float64)
+        row, reference = np.nonzero(v_nR <= (kth + 2.001 * form.error(rows))[:, None])
         exact = form.exact(row, reference)
         starts = np.searchsorted(row, rows)
         by_distance = np.lexsort((exact, row))
@@ -114,44 +115,3 @@ def _unit_and_two(vectors: FloatArray, references: NDArray[np.float32]) -> NDArr
         )
     out[:, -1] = -mean_nearest_cosine(vectors, references) / 2
     return out
-
-
-def _find_near(v_nR: NDArray[np.float32], k: int, margins: NDArray[np.float64]) -> tuple[IntArray, IntArray]:
-    """Return (row, column) of all entries within a row's margin of its k-th smallest entry, sorted by row.
-
-    With a margin of twice the error of the products, they include the k nearest by exact distance.
-    """
-    limits, counts = np.empty(len(v_nR)), np.empty(len(v_nR), np.int64)
-    _find_limits(v_nR, k, margins, limits, counts)
-    columns = np.empty(counts.sum(), np.int64)
-    _collect(v_nR, limits, columns)
-    return np.repeat(np.arange(len(v_nR)), counts), columns
-
-
-@kernel
-def _find_limits(v_nR: Array, k: int, margins: Array, limits: Array, counts: Array) -> None:
-    """Compute the limit of each row and the number of entries up to it. Most entries cost one comparison."""
-    smallest = np.empty(k, np.float32)
-    for q in range(len(v_nR)):
-        smallest[:] = np.inf
-        for v in v_nR[q]:
-            if v < smallest[k - 1]:
-                at = k - 1
-                while at > 0 and smallest[at - 1] > v:
-                    smallest[at] = smallest[at - 1]
-                    at -= 1
-                smallest[at] = v
-        limits[q] = np.float64(smallest[k - 1]) + margins[q]
-        counts[q] = 0
-        for v in v_nR[q]:
-            counts[q] += v <= limits[q]
-
-
-@kernel
-def _collect(v_nR: Array, limits: Array, columns: Array) -> None:
-    found = 0
-    for q in range(len(v_nR)):
-        for j in range(v_nR.shape[1]):
-            if v_nR[q, j] <= limits[q]:
-                columns[found] = j
-                found += 1

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 from numpy.typing import ArrayLike
 
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.plugins import rows_from_outside
 from ray_backfill.engine.distances import check_distance
-from ray_backfill.engine.merges.best import choose
+from ray_backfill.engine.merges.best import FitMerge, choose
 from ray_backfill.engine.merges.csls import fit_csls
 from ray_backfill.engine.merges.merge import RAW, Merge
 from ray_backfill.engine.merges.score_map import Maps, fit_isotonic, fit_logistic, fit_quantile, fit_zscore
@@ -20,8 +19,6 @@ from ray_backfill.engine.systems import IntArray, UpgradePair, as_labels
 BEST = "best"
 MERGES_TO_CHOOSE = ("raw", "quantile", "zscore", "isotonic", "csls")
 
-# (train pair, labels, distance, seed) -> merge. Train pair and labels are given if the kind needs them.
-Fit = Callable[[UpgradePair | None, IntArray | None, str, int], Merge]
 FitMaps = Callable[[UpgradePair, IntArray | None, str, int], Maps]
 
 
@@ -35,7 +32,7 @@ class MergeKind:
     """Name in tables and reports."""
     source: str
     """Paper and equation."""
-    fit: Fit
+    fit: FitMerge
     """Function of train pair, labels, distance and seed that returns the fitted merge."""
     needs_train: bool = True
     """Whether it is fitted on train embeddings."""
@@ -81,17 +78,12 @@ def _csls(train: UpgradePair | None, label: IntArray | None, distance: str, seed
 def _best(train: UpgradePair | None, label: IntArray | None, distance: str, seed: int) -> Merge:
     if train is None:
         return RAW
-    known = all_merges()
-    able = [name for name in MERGES_TO_CHOOSE if label is not None or not known[name].needs_labels]
-    fits = {name: partial(_fit_of, known[name], distance, seed) for name in able if known[name].suits(distance)}
-    return known[choose(fits, train, label, distance, seed)].fit(train, label, distance, seed)
+    kinds = [kind for kind in map(all_merges().__getitem__, MERGES_TO_CHOOSE) if kind.suits(distance)]
+    fits = {kind.name: kind.fit for kind in kinds if label is not None or not kind.needs_labels}
+    return fits[choose(fits, train, label, distance, seed)](train, label, distance, seed)
 
 
-def _fit_of(kind: MergeKind, distance: str, seed: int, train: UpgradePair, label: IntArray | None) -> Merge:
-    return kind.fit(train, label, distance, seed)
-
-
-def _by_maps(name: str, fit_maps: FitMaps) -> Fit:
+def _by_maps(name: str, fit_maps: FitMaps) -> FitMerge:
     def fit(train: UpgradePair | None, label: IntArray | None, distance: str, seed: int) -> Merge:
         assert train is not None
         backward, forward = fit_maps(train, label, distance, seed)

@@ -79,8 +79,8 @@ class Merge:
         """
         if self.backward is None or self.forward is None:
             return distances, np.ones(len(distances), np.bool_)
-        own, other = (self.forward, self.backward) if from_forward else (self.backward, self.forward)
-        return other.first_not_before(distances, own(distances))
+        score_map, other_map = (self.forward, self.backward) if from_forward else (self.backward, self.forward)
+        return other_map.first_not_before(distances, score_map(distances))
 
     def carry_cutoffs(self, distances: NDArray[np.float32]) -> NDArray[np.float32]:
         """For each backward distance, return the largest forward distance that does not rank after it.
@@ -93,10 +93,10 @@ class Merge:
         """
         if self.by_rank or self.references is not None:
             raise InputError(f"the {self.name} merge has no cut-offs that could be carried; use another merge")
-        found, ties = self.across(distances, from_forward=False)
-        before = np.nextafter(found, np.float32(-np.inf))
+        first, ties = self.across(distances, from_forward=False)
+        before = np.nextafter(first, np.float32(-np.inf))
         farthest = np.finfo(np.float32).max
-        return np.clip(np.where(ties, found, before), -farthest, farthest)
+        return np.clip(np.where(ties, first, before), -farthest, farthest)
 
 
 RAW = Merge("raw")

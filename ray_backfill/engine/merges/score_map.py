@@ -92,7 +92,10 @@ class ScoreMap:
         with np.errstate(over="ignore"):
             inner = np.diff(y) / np.diff(x) if len(x) > 1 else np.zeros(1)
         slope = np.concatenate([inner[:1], inner if len(x) > 1 else [], inner[-1:]])
-        ordinals = np.concatenate([[_ordinal(-_LARGEST)], _first_ordinals(x), [_ordinal(_LARGEST)]]).astype(np.int64)
+        # Of the smallest float32 number that is at least the knot, or of the largest if there is none.
+        rounded = np.clip(x, -_LARGEST, _LARGEST).astype(np.float32)
+        at_knots = np.minimum(_ordinal(rounded) + (rounded < x), _ordinal(_LARGEST))
+        ordinals = np.concatenate([[_ordinal(-_LARGEST)], at_knots, [_ordinal(_LARGEST)]]).astype(np.int64)
         return _Segments(x, np.append(x[0], x), np.append(y[0], y), slope, np.append(y, np.inf), ordinals)
 
 
@@ -105,12 +108,6 @@ def _ordinal(value: Any) -> NDArray[np.int64]:
     """Convert float32 numbers to consecutive integers: 0.0 and -0.0 to 0, the next larger number to 1."""
     bits = np.asarray(value, np.float32).view(np.int32).astype(np.int64)
     return np.where(bits >= 0, bits, -(bits + (1 << 31)))
-
-
-def _first_ordinals(x: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the ordinal of the smallest float32 number that is at least x, or of the largest if there is none."""
-    rounded = np.clip(x, -_LARGEST, _LARGEST).astype(np.float32)
-    return np.minimum(_ordinal(rounded) + (rounded < x), _ordinal(_LARGEST))
 
 
 @kernel
@@ -169,15 +166,8 @@ _QUANTILES_A_DECADE = 64
 _WEAK = 1e6
 
 Maps = tuple[ScoreMap, ScoreMap]
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """backward, forward: (P,) float64 distances. is_match: (P,) whether both items have the same class, if needed."""
-
-    backward: NDArray[np.float64]
-    forward: NDArray[np.float64]
-    is_match: NDArray[np.bool_] | None = None
+# (P,) distances of pairs in the backward and in the forward system.
+_BothDistances = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def fit_quantile(train: UpgradePair, label: IntArray | None, distance: str, seed: int) -> Maps:
@@ -185,11 +175,11 @@ def fit_quantile(train: UpgradePair, label: IntArray | None, distance: str, seed
 
     Knots are dense at small distances, which decide the top of the ranking.
     """
-    sample = _sample(train, distance, seed)
-    q = quantiles(len(sample.backward))
-    x, of_x = np.unique(quantiles_of(sample.backward, q), return_inverse=True)
+    backward, forward = _sample(train, distance, seed)
+    q = quantiles(len(backward))
+    x, of_x = np.unique(quantiles_of(backward, q), return_inverse=True)
     # A backward distance that many pairs share maps to the mean of their forward distances.
-    y = np.bincount(of_x, quantiles_of(sample.forward, q)) / np.bincount(of_x)
+    y = np.bincount(of_x, quantiles_of(forward, q)) / np.bincount(of_x)
     return ScoreMap(x, np.maximum.accumulate(y)), identity()
 
 
@@ -200,15 +190,15 @@ def fit_zscore(train: UpgradePair, label: IntArray | None, distance: str, seed: 
         centre, spread = distances.mean(), distances.std() or 1.0
         return ScoreMap(np.array([centre, centre + spread]), np.array([0.0, 1.0]))
 
-    sample = _sample(train, distance, seed)
-    return fit(sample.backward), fit(sample.forward)
+    backward, forward = _sample(train, distance, seed)
+    return fit(backward), fit(forward)
 
 
-def _sample(train: UpgradePair, distance: str, seed: int) -> _Sample:
-    """Random pairs of train items."""
+def _sample(train: UpgradePair, distance: str, seed: int) -> _BothDistances:
+    """Of random pairs of train items."""
     n = train.n_gallery
     if n * (n - 1) <= MOST_PAIRS:
-        return _Sample(*_all_distances(train, distance, np.arange(n)))
+        return _all_distances(train, distance, np.arange(n))
     rng = np.random.default_rng(seed)
     i, j = rng.integers(0, n, MOST_PAIRS), rng.integers(0, n - 1, MOST_PAIRS)
     j += j >= i
@@ -217,7 +207,7 @@ def _sample(train: UpgradePair, distance: str, seed: int) -> _Sample:
         ProductForm.of(system, distance).exact(i[by_row], j[by_row]).astype(np.float64)
         for system in (train.backward, train.forward)
     )
-    return _Sample(backward, forward)
+    return backward, forward
 
 
 def fit_isotonic(train: UpgradePair, label: IntArray | None, distance: str, seed: int) -> Maps:
@@ -227,9 +217,11 @@ def fit_isotonic(train: UpgradePair, label: IntArray | None, distance: str, seed
     assert label is not None
 
     def fit(distances: NDArray[np.float64], is_match: NDArray[np.bool_]) -> ScoreMap:
-        ascending = np.argsort(distances)
-        x, starts, pairs = _runs(distances[ascending])
-        share = np.add.reduceat(is_match[ascending], starts, dtype=np.float64) / pairs
+        order = np.argsort(distances)
+        ascending = distances[order]
+        starts = np.flatnonzero(np.diff(ascending, prepend=-np.inf))
+        x, pairs = ascending[starts], np.diff(starts, append=len(ascending))  # how often each distance occurs
+        share = np.add.reduceat(is_match[order], starts, dtype=np.float64) / pairs
         y = -isotonic_regression(share, weights=pairs, increasing=False).x
         # Knots where a stretch of equal scores begins or ends.
         changes = np.concatenate([[True], np.diff(y) > 0, [True]])
@@ -238,15 +230,8 @@ def fit_isotonic(train: UpgradePair, label: IntArray | None, distance: str, seed
         x = np.concatenate([[x[0] - 1], x, [x[-1] + 1]])
         return ScoreMap(x, np.maximum.accumulate(np.concatenate([y[:1], y, y[-1:]])))
 
-    sample = _labelled_sample(train, label, distance, seed)
-    assert sample.is_match is not None
-    return fit(sample.backward, sample.is_match), fit(sample.forward, sample.is_match)
-
-
-def _runs(ascending: NDArray[np.float64]) -> tuple[NDArray[np.float64], IntArray, IntArray]:
-    """The values that occur, where each begins, and how often it occurs."""
-    starts = np.flatnonzero(np.diff(ascending, prepend=-np.inf))
-    return ascending[starts], starts, np.diff(starts, append=len(ascending))
+    (backward, forward), is_match = _labelled_sample(train, label, distance, seed)
+    return fit(backward, is_match), fit(forward, is_match)
 
 
 def fit_logistic(train: UpgradePair, label: IntArray | None, distance: str, seed: int) -> Maps:
@@ -272,9 +257,8 @@ def fit_logistic(train: UpgradePair, label: IntArray | None, distance: str, seed
         at_centre = -float(model.intercept_[0])
         return ScoreMap(np.array([centre, centre + spread]), np.array([at_centre, at_centre + slope]))
 
-    sample = _labelled_sample(train, label, distance, seed)
-    assert sample.is_match is not None
-    return fit(sample.backward, sample.is_match), fit(sample.forward, sample.is_match)
+    (backward, forward), is_match = _labelled_sample(train, label, distance, seed)
+    return fit(backward, is_match), fit(forward, is_match)
 
 
 def quantiles(n_pairs: int) -> NDArray[np.float64]:
@@ -292,8 +276,10 @@ def quantiles_of(values: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray
     return np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))
 
 
-def _labelled_sample(train: UpgradePair, label: IntArray, distance: str, seed: int) -> _Sample:
-    """Sample all pairs of items of some randomly drawn classes, so that there are matches.
+def _labelled_sample(
+    train: UpgradePair, label: IntArray, distance: str, seed: int
+) -> tuple[_BothDistances, NDArray[np.bool_]]:
+    """Of all pairs of items of some randomly drawn classes, so that there are matches; and which pairs are matches.
 
     Matches are more frequent than among all pairs, but equally so for both systems, so that scores stay comparable.
 
@@ -310,7 +296,7 @@ def _labelled_sample(train: UpgradePair, label: IntArray, distance: str, seed: i
         raise InputError(
             "all train items have the same label, so there are only matches to learn from; use the merge 'quantile'"
         )
-    return _Sample(*_all_distances(train, distance, rows), is_match)
+    return _all_distances(train, distance, rows), is_match
 
 
 def _draw_classes(label: IntArray, seed: int) -> IntArray:
@@ -326,10 +312,8 @@ def _draw_classes(label: IntArray, seed: int) -> IntArray:
     return np.sort(rows[within < _MOST_OF_A_CLASS][: int(np.sqrt(MOST_PAIRS))])
 
 
-def _all_distances(
-    train: UpgradePair, distance: str, rows: IntArray
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The backward and forward distances of all pairs of some rows."""
+def _all_distances(train: UpgradePair, distance: str, rows: IntArray) -> _BothDistances:
+    """Of all pairs of some rows."""
     backward, forward = (
         _all_pairs(ProductForm.of(system, distance).exact_grid(rows, rows)).astype(np.float64)
         for system in (train.backward, train.forward)

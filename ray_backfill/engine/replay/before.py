@@ -4,7 +4,6 @@ Shapes: b queries, K thresholds of a query (CSR), P positives of a query, O orde
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,12 +13,11 @@ from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.replay.block import Thresholds, Union
 from ray_backfill.engine.systems import IntArray
 
-Counts = NDArray[np.uint16] | NDArray[np.int32]
+CountArray = NDArray[np.uint16] | NDArray[np.int32]
 Others = NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(NamedTuple):
     """The items of one system by segment and place, without positives and ignored items, for some queries.
 
     counts: (O, CSR of (S, K + 1)); counts[s, k]: items of segment s whose place is k. If several pairs share the
@@ -27,12 +25,12 @@ class Counted:
     union's rows of these queries.
     """
 
-    counts: Counts
+    counts: CountArray
     union: Union
     starts: IntArray
 
 
-def accumulate(hist: Counts, union: Union, begin: int, end: int, n_segments: int) -> Counted:
+def accumulate(hist: CountArray, union: Union, begin: int, end: int, n_segments: int) -> Counted:
     """Sum the counts of the queries begin .. end - 1 by place, in place, if several pairs share the thresholds."""
     starts = union.starts[begin : end + 1]
     for of_order in hist if union.at else []:
@@ -53,45 +51,36 @@ def _accumulate(hist: Array, starts: Array, n_segments: int) -> None:
                 row[k] = before
 
 
-class Side(NamedTuple):
-    """One system of a pair: its counts, the pair's use of its thresholds, and the pair's rows of its counts."""
+class CountsOfPair(NamedTuple):
+    """One system's counts for a pair: the pair's use of its thresholds, and the rows of the counts, one an order."""
 
     counted: Counted
     use: int
     rows: Sequence[int]
 
-
-def empty_others(thresholds: Thresholds, points: int) -> Others:
-    """Room for ``find_others`` of a block. It writes one entry more for each order, which means nothing."""
-    n_orders, n_positives = thresholds.segments.shape
-    return np.empty((n_orders, points * n_positives + 1), np.int32)
+    def of_order(self, order: int) -> tuple[CountArray, IntArray, NDArray[np.int32]]:
+        """Counts, starts of the union, and the place of each threshold in it; empty if it has no others."""
+        union = self.counted.union
+        places = union.at[self.use] if union.at else np.empty(0, np.int32)
+        return self.counted.counts[self.rows[order]], self.counted.starts, places
 
 
 def find_others(
-    forward: Side | None, backward: Side | None, thresholds: Thresholds, points: int, begin: int, end: int,
-    others: Others,
+    forward: CountsOfPair, counts_forward: bool, backward: CountsOfPair, counts_backward: bool, thresholds: Thresholds,
+    points: int, begin: int, end: int, others: Others,
 ) -> None:  # fmt: skip
     """Find for the queries begin .. end - 1 how many counted items rank before the j-th positive at each point.
 
-    None: items of that system are not counted. others: ``empty_others``, (O, CSR of (T, P)). Results for disjoint sets
-    of items add up.
+    counts_forward, counts_backward: whether items of that system are counted. others: (O, CSR of (T, P) and one entry
+    more, which means nothing). Results for disjoint sets of items add up.
     """
     starts = thresholds.starts[begin : end + 1]
-    own = slice(points * starts[0] // 2, points * starts[-1] // 2 + 1)
+    part = slice(points * starts[0] // 2, points * starts[-1] // 2 + 1)
     for o in range(len(others)):
-        sides = [_of_order(side or forward or backward, o) for side in (forward, backward)]
         _others_before(
-            *sides[0], forward is not None, *sides[1], backward is not None, starts, thresholds.owner,
-            thresholds.segments[o], points, others[o, own],
+            *forward.of_order(o), counts_forward, *backward.of_order(o), counts_backward, starts, thresholds.owner,
+            thresholds.segments[o], points, others[o, part],
         )  # fmt: skip
-
-
-def _of_order(side: Side | None, order: int) -> tuple[Counts, IntArray, NDArray[np.int32]]:
-    """Counts of one order, starts of the union, and the place of each threshold in it; empty if it has no others."""
-    assert side is not None
-    union = side.counted.union
-    places = union.at[side.use] if union.at else np.empty(0, np.int32)
-    return side.counted.counts[side.rows[order]], side.counted.starts, places
 
 
 @kernel
@@ -105,7 +94,7 @@ def _others_before(
     begin, length, is_active = np.empty(most, np.uint32), np.empty(most, np.uint32), np.empty(most, np.uint8)
     # Of systems of this pair alone: the items at each threshold's place. Of shared ones: those up to it.
     alone, shared = np.empty(most, np.int32), np.empty(most, np.int32)
-    is_alone = len(at_f) == 0 and len(at_b) == 0
+    is_alone = not (use_f and len(at_f) > 0) and not (use_b and len(at_b) > 0)
     at = np.uint64(0)
     for q in range(len(starts) - 1):
         first, n_thresholds = starts[q], starts[q + 1] - starts[q]
@@ -117,10 +106,10 @@ def _others_before(
         alone[:n_thresholds] = 0
         shared[:n_thresholds] = 0
         for k in range(n_thresholds):
-            own = segments[first // 2 + owner[first + k] % n_positives] + 1
+            after = segments[first // 2 + owner[first + k] % n_positives] + 1
             is_forward = owner[first + k] < n_positives
-            begin[k] = own if is_forward else 0
-            length[k] = points - own if is_forward else own
+            begin[k] = after if is_forward else 0
+            length[k] = points - after if is_forward else after
         for s in range(n_segments if use_b else 0):
             _add(alone, shared, counts_b[base_b + s * width_b : base_b + (s + 1) * width_b], place_b, 1)
         for i in range(points):

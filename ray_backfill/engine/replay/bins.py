@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
-from ray_backfill.engine.distances import ProductForm, bounds_of_distance
+from ray_backfill.engine.distances.form import ProductForm, bounds_of_distance
 from ray_backfill.engine.replay.block import Block, Union
 from ray_backfill.engine.replay.keys import distance_of
 from ray_backfill.engine.systems import IntArray
@@ -36,11 +36,6 @@ class Bins:
     step: NDArray[np.float32]
     size: int
 
-    def empty_table(self) -> Array:
-        """Room for the table of one query."""
-        most = int(np.diff(self.starts).max())
-        return np.empty(self.size + RUN, np.uint16 if most < 1 << 15 else np.uint32)
-
 
 def n_bins(n_thresholds: int) -> int:
     """Choose the number of bins of a query: several for each threshold, so that few contain more than one."""
@@ -51,12 +46,13 @@ def make_bins(form: ProductForm, block: Block, union: Union, parts: int = 1) -> 
     """Build the bins of one system. parts: of ``Products``. Cost: O(b K)."""
     starts = union.starts + np.arange(len(block) + 1)
     low, high = np.empty((2, starts[-1]), np.float32)
-    origin, step = np.empty((2, len(block)), np.float32)
     size = n_bins(int(np.diff(union.starts).max()))
     closest = -np.inf if form.distance == "inner_product" else 0.0
     top = 3.0 if form.distance == "l2" else 1.0  # products are in [-1, top], up to their error
     _find_bounds(union.keys, union.starts, *form.bounds_of(block.queries, parts), closest, top, low, high)
-    _find_scales(low, high, starts, size, origin, step)
+    # The thresholds use bins 1 .. size - 2; the first is for items before all of them, the last for those after.
+    origin, most = low[starts[:-1]], high[starts[1:] - 2]
+    step = ((size - 3) / (most.astype(np.float64) - origin)).astype(np.float32)
     return Bins(low, high, starts, origin, step, size)
 
 
@@ -80,14 +76,6 @@ def _find_bounds(
             low[k + q] = min(max(below, least), most)
             high[k + q] = min(max(above, least_high), most_high)
         low[starts[q + 1] + q] = high[starts[q + 1] + q] = np.float32(np.inf)
-
-
-@kernel
-def _find_scales(low: Array, high: Array, starts: Array, size: int, origin: Array, step: Array) -> None:
-    """The thresholds use bins 1 .. size - 2; the first is for items before all of them, the last for those after."""
-    for q in range(len(origin)):
-        origin[q] = low[starts[q]]
-        step[q] = np.float32((size - 3) / (np.float64(high[starts[q + 1] - 2]) - np.float64(origin[q])))
 
 
 @kernel

@@ -15,7 +15,7 @@ from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.replay.keys import KeyArray, distances_of, key_of, sort_keys
-from ray_backfill.engine.systems import GroundTruth, IntArray
+from ray_backfill.engine.systems import GroundTruth, IntArray, rows_of
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Block:
     def of(cls, truth: GroundTruth, queries: IntArray) -> "Block":
         return cls(
             queries,
-            *_rows(truth.positives, truth.positive_starts, queries),
-            *_rows(truth.ignored, truth.ignored_starts, queries),
+            *rows_of(truth.positives, truth.positive_starts, queries),
+            *rows_of(truth.ignored, truth.ignored_starts, queries),
         )
 
     def __len__(self) -> int:
@@ -43,11 +43,6 @@ class Block:
     def query_of_positive(self) -> IntArray:
         """The index 0 .. b - 1 of the query of each entry of ``positives``."""
         return np.repeat(np.arange(len(self)), np.diff(self.positive_starts))
-
-    @property
-    def query_of_ignored(self) -> IntArray:
-        """The index 0 .. b - 1 of the query of each entry of ``ignored``."""
-        return np.repeat(np.arange(len(self)), np.diff(self.ignored_starts))
 
 
 @dataclass(frozen=True)
@@ -110,37 +105,25 @@ def make_thresholds(block: Block, keys_2P: KeyArray, segments_ON: NDArray[np.uin
     keys, owner = np.empty(starts[-1], np.uint64), np.empty(starts[-1], np.int32)
     if merge.is_mapped:
         both = keys, np.empty_like(keys)
-        distances = distances_of(keys_2P)
-        scores_2P = np.stack([merge.scores(d, np.full(len(d), s == 0)) for s, d in enumerate(distances)])
-        across_2P = np.stack([_keys_across(block, d, s == 0, merge) for s, d in enumerate(distances)])
+        scores_2P, across_2P = np.empty(keys_2P.shape), np.empty_like(keys_2P)
+        for side, distances in enumerate(distances_of(keys_2P)):
+            scores_2P[side] = merge.scores(distances, np.full(len(distances), side == 0))
+            # Exactly the other system's items with smaller keys rank before a positive. Without a tie, an item at
+            # exactly this distance ranks after it, whatever its position.
+            first, ties = merge.across(distances, from_forward=side == 0)
+            across_2P[side] = sort_keys(first, np.where(ties, block.positives, 0))
         _sort_mapped_thresholds(keys_2P, across_2P, scores_2P, block.positive_starts, *both, owner)
     else:
         both = keys, keys
-        _sort_thresholds(keys_2P, block.positive_starts, keys, owner)
+        n_positives_b = np.diff(block.positive_starts)
+        for n_positives in np.unique(n_positives_b):
+            # All queries with equally many positives at once, because numpy sorts faster than a compiled loop.
+            queries = np.flatnonzero(n_positives_b == n_positives)
+            sorted_keys = np.empty((len(queries), 2 * n_positives), np.uint64)
+            _gather(keys_2P, block.positive_starts, queries, sorted_keys)
+            sorted_keys.sort(axis=1)
+            _scatter(sorted_keys, keys_2P, block.positive_starts, queries, keys, owner)
     return Thresholds(both, keys_2P, owner, starts, segments_ON[:, block.positives])
-
-
-def merged_keys(keys: KeyArray, is_forward: NDArray[np.bool_], merge: Merge) -> KeyArray:
-    """Convert keys of items of both systems to keys that sort in the order of the merge, over any queries.
-
-    The upper half becomes the place by score and key; the lower half remains the position.
-    """
-    places = np.empty(len(keys), np.uint64)
-    places[np.lexsort((keys, merge.scores(distances_of(keys), is_forward)))] = np.arange(len(keys), dtype=np.uint64)
-    return (places << np.uint64(32)) | (keys & np.uint64(0xFFFFFFFF))
-
-
-def _rows(flat: IntArray, starts: IntArray, queries: IntArray) -> tuple[IntArray, IntArray]:
-    lengths = starts[queries + 1] - starts[queries]
-    new_starts = np.concatenate([[0], np.cumsum(lengths)])
-    return flat[np.arange(new_starts[-1]) + np.repeat(starts[queries] - new_starts[:-1], lengths)], new_starts
-
-
-def _keys_across(block: Block, distances: NDArray[np.float32], from_forward: bool, merge: Merge) -> KeyArray:
-    """Return keys in the other system such that exactly its items with smaller keys rank before these positives."""
-    first, ties = merge.across(distances, from_forward)
-    # Without a tie, an item at exactly this distance ranks after the positive, whatever its position.
-    return sort_keys(first, np.where(ties, block.positives, 0))
 
 
 @kernel
@@ -156,17 +139,6 @@ def _unite(keys_UK: Array, starts: Array, keys: Array, union_starts: Array, at_U
                 filled += 1
             at_UK[i // n, first + i % n] = filled - 1 - union_starts[q]
     union_starts[len(starts) - 1] = filled
-
-
-def _sort_thresholds(keys_2P: KeyArray, starts: IntArray, keys: KeyArray, owner: NDArray[np.int32]) -> None:
-    lengths = np.diff(starts)
-    for n_positives in np.unique(lengths):
-        # All queries with equally many positives at once, because numpy sorts faster than a compiled loop.
-        queries = np.flatnonzero(lengths == n_positives)
-        both = np.empty((len(queries), 2 * n_positives), np.uint64)
-        _gather(keys_2P, starts, queries, both)
-        both.sort(axis=1)
-        _scatter(both, keys_2P, starts, queries, keys, owner)
 
 
 @kernel
@@ -221,11 +193,14 @@ def exact_keys(form: ProductForm, block: Block, first: int, last: int) -> KeyArr
     such as those of one class, share one float64 product, with the same bits.
     """
     keys = np.zeros(len(block.positives), np.uint64)
-    is_own = (block.positives >= first) & (block.positives < last)
-    alone = is_own.copy()
+    is_here = (block.positives >= first) & (block.positives < last)
+    alone = is_here.copy()
     column_of_item = np.full(last - first, -1, np.int32)
-    for begin, end in _groups(block):
-        entries = np.flatnonzero(is_own[block.positive_starts[begin] : block.positive_starts[end]])
+    first_items = first_item(block, np.arange(len(block)))
+    for begin, end in pairwise([0, *(np.flatnonzero(np.diff(first_items)) + 1).tolist(), len(block)]):
+        if end - begin == 1:
+            continue
+        entries = np.flatnonzero(is_here[block.positive_starts[begin] : block.positive_starts[end]])
         entries += block.positive_starts[begin]
         items, columns = np.empty(len(entries), np.int64), np.empty(len(entries), np.int32)
         n_items = _find_columns(block.positives, entries, first, column_of_item, items, columns)
@@ -256,21 +231,14 @@ def _find_columns(
     positives: Array, entries: Array, first: int, column_of_item: Array, items: Array, columns: Array
 ) -> int:
     """Number the distinct items among some positives. Return how many there are. column_of_item: -1, restored."""
-    found = 0
+    n_items = 0
     for i in range(len(entries)):
         item = positives[entries[i]] - first
         if column_of_item[item] < 0:
-            column_of_item[item] = found
-            items[found] = item
-            found += 1
+            column_of_item[item] = n_items
+            items[n_items] = item
+            n_items += 1
         columns[i] = column_of_item[item]
-    for i in range(found):
+    for i in range(n_items):
         column_of_item[items[i]] = -1
-    return found
-
-
-def _groups(block: Block) -> list[tuple[int, int]]:
-    """Return (first, last + 1) of the runs of several queries whose positives and ignored items begin equally."""
-    first = first_item(block, np.arange(len(block)))
-    cuts = np.concatenate([[0], np.flatnonzero(np.diff(first)) + 1, [len(block)]])
-    return [(int(a), int(b)) for a, b in pairwise(cuts) if b - a > 1]
+    return n_items

@@ -7,79 +7,74 @@ the ranks that they have there; any other keeps its own, as behind the candidate
 Shapes: b queries of a block, Q of all, K candidates, T points.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.engine.lists import RankedLists, best_first, rank_lists
+from ray_backfill.engine.lists import best_first, rank_lists
 from ray_backfill.engine.merges import RAW
+from ray_backfill.engine.metrics import Rankings
 from ray_backfill.engine.replay.block import Block
 from ray_backfill.engine.replay.curve import Curve
 from ray_backfill.engine.replay.keys import distances_of
-from ray_backfill.engine.replay.measure import Ranked, candidates, measure_pairs, rank
 from ray_backfill.engine.replay.nearest import nearest_lists
-from ray_backfill.engine.replay.prepare import Cascade, Pair, Prepared
-from ray_backfill.engine.replay.shard import Shards
+from ray_backfill.engine.replay.prepare import Prepared, ReplayedCascade
+from ray_backfill.engine.replay.shard import Shards, candidates
 from ray_backfill.engine.systems import GroundTruth, IntArray
 
 
-def measure_cascades(prepared: Prepared, truth: GroundTruth, shards: Shards, threads: int) -> list[dict[str, Curve]]:
-    """Compute the curves of each pair, all of which are cascades.
+def reranked(
+    ranked: Iterator[Iterator[Rankings]], prepared: Prepared, truth: GroundTruth, block: Block, shards: Shards,
+    rows: IntArray, embedded: Sequence[Mapping[str, NDArray[np.float64]]],
+) -> Iterator[Iterator[Rankings]]:  # fmt: skip
+    """Re-rank what the backward systems of cascades recall.
 
-    Cost: that of pairs at two points, a search of both systems, and a product of d multiplications for each candidate.
+    Cost: a search of both systems, and a product of d multiplications for each candidate.
+
+    Args:
+        ranked: For each cascade, the ranking of its pair, whose first point is before the switch.
+        prepared, truth: Of the replay.
+        block: The queries.
+        shards: Of the gallery.
+        rows: Of the block's queries in ``embedded``.
+        embedded: For each cascade, order -> (Q, T) number of items that are embedded for a query; is filled.
     """
-    deepest = max(each.recalls for each in prepared.cascades)
-    embedded = [
-        {order: np.empty((len(prepared.scored), each.points)) for order in each.segments} for each in prepared.cascades
-    ]
-
-    def rank_again(prepared: Prepared, block: Block, shards: Shards, with_places: bool) -> Ranked:
-        found, rows = candidates(shards, block, deepest), np.searchsorted(prepared.scored, block.queries)
-        of_pairs = zip(prepared.pairs, prepared.cascades, rank(prepared, block, shards, with_places), strict=True)
-        for index, (pair, cascade, (old,)) in enumerate(of_pairs):
-            of_query, keys = found[pair.backward_scan]
-            of_backward, segments_ON = np.zeros(len(keys), np.bool_), prepared.segments_of[pair.rows]
-            (lists,) = nearest_lists(of_query, keys, of_backward, block, segments_ON, cascade.recalls, 1, RAW)
-            item_bK = lists.item[:, 0]
-            for order, segments in cascade.segments.items():
-                embedded[index][order][rows] = _not_backfilled(item_bK, segments, cascade.points)
-            new = replace(old, before=old.before.astype(np.int64), places=old.places.copy())
-            rank_lists(_reranked(item_bK, pair, block, shards).item[:, None], truth, block.queries, new)
-            yield iter([new])
-
-    curves = [curve for (curve,) in map(dict.values, measure_pairs(prepared, truth, shards, threads, rank_again))]
-    return [
-        {order: _stretched(curve, cascade, counts) for order, counts in of_orders.items()}
-        for curve, cascade, of_orders in zip(curves, prepared.cascades, embedded, strict=True)
-    ]
-
-
-def _reranked(item_bK: IntArray, pair: Pair, block: Block, shards: Shards) -> RankedLists:
-    """The same items by exact distances of the forward system."""
-    ascending = np.sort(item_bK, axis=1)
-    there = ascending >= 0
-    starts, nothing = np.concatenate([[0], np.cumsum(there.sum(axis=1))]), np.zeros(len(block) + 1, np.int64)
-    asked = Block(block.queries, ascending[there], starts, nothing[:0], nothing)
-    distance = distances_of(reduce(np.add, shards.positive_keys(asked))[pair.forward])
-    return best_first(np.nonzero(there)[0], distance, asked.positives, *item_bK.shape)
+    of_scans = candidates(shards, block, max(cascade.recalls for cascade in prepared.cascades))
+    of_pairs = zip(prepared.pairs, prepared.cascades, embedded, ranked, strict=True)
+    for pair, cascade, of_orders, (of_pair,) in of_pairs:
+        # What the backward system recalls,
+        of_query, keys = of_scans[pair.backward_scan]
+        of_backward, segments_ON = np.zeros(len(keys), np.bool_), prepared.segments_of[pair.rows]
+        (recalled,) = nearest_lists(of_query, keys, of_backward, block, segments_ON, cascade.recalls, 1, RAW)
+        item_bK = recalled.item[:, 0]
+        is_recalled = item_bK >= 0
+        # which of it is not backfilled yet: an item of segment s is, from point s + 1 on,
+        for order, segments in cascade.segments.items():
+            until = np.zeros((len(block), cascade.points), np.int64)
+            np.add.at(until, (np.nonzero(is_recalled)[0], segments[item_bK[is_recalled]].astype(np.int64)), 1)
+            of_orders[order][rows] = until[:, ::-1].cumsum(axis=1)[:, ::-1]
+        # and its order by exact distances of the forward system.
+        ascending = np.sort(item_bK, axis=1)
+        there = ascending >= 0
+        starts, nothing = np.concatenate([[0], np.cumsum(there.sum(axis=1))]), np.zeros(len(block) + 1, np.int64)
+        asked = Block(block.queries, ascending[there], starts, nothing[:0], nothing)
+        distance = distances_of(reduce(np.add, shards.positive_keys(asked))[pair.forward])
+        lists = best_first(np.nonzero(there)[0], distance, asked.positives, *item_bK.shape)
+        rankings = of_pair._replace(before=of_pair.before.astype(np.int64), places=of_pair.places.copy())
+        rank_lists(lists.item[:, None], truth, block.queries, rankings)
+        yield iter([rankings])
 
 
-def _not_backfilled(item_bK: IntArray, segments: NDArray[np.uint16], points: int) -> IntArray:
-    """(b, T) number of items that are not backfilled: an item of segment s is, from point s + 1 on."""
-    there, counts = item_bK >= 0, np.zeros((len(item_bK), points), np.int64)
-    np.add.at(counts, (np.nonzero(there)[0], segments[item_bK[there]].astype(np.int64)), 1)
-    return counts[:, ::-1].cumsum(axis=1)[:, ::-1]
-
-
-def _stretched(curve: Curve, cascade: Cascade, embedded: NDArray[np.float64]) -> Curve:
-    """The curve of T points from that of two."""
+def stretched(curve: Curve, cascade: ReplayedCascade, embedded: Mapping[str, NDArray[np.float64]]) -> dict[str, Curve]:
+    """The curve of T points in each order, from that of two. embedded: order -> (Q, T)."""
     times = [cascade.points - 1, 1]
-    return replace(
+    whole = replace(
         curve,
         t=np.linspace(0.0, 1.0, cascade.points),
         per_query={name: np.repeat(values, times, axis=1) for name, values in curve.per_query.items()},
         top1_correct=np.repeat(curve.top1_correct.astype(np.bool_, copy=False), times, axis=1),
-        embedded=embedded,
     )
+    return {order: replace(whole, embedded=counts) for order, counts in embedded.items()}

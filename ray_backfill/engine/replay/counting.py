@@ -20,7 +20,7 @@ from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.distances.exact import as_float32, exact_pairs
 from ray_backfill.engine.distances.form import DISTANCES, Products
 from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings
-from ray_backfill.engine.replay.before import Counts
+from ray_backfill.engine.replay.before import CountArray
 from ray_backfill.engine.replay.bins import RUN, bin_of, fill_table, make_bins, mark_bit
 from ray_backfill.engine.replay.block import Block, Thresholds, Union
 from ray_backfill.engine.replay.keys import distances_of, key_of
@@ -49,7 +49,8 @@ class Counter:
         self.segments_ON = np.pad(segments_ON, ((0, 0), (0, 8)))  # items are counted by eight
         self._products: Products | None = None
         self.bins = make_bins(form, block, union, self._parts)
-        self._table = self.bins.empty_table()
+        most = int(np.diff(self.bins.starts).max())
+        self._table = np.empty(self.bins.size + RUN, np.uint16 if most < 1 << 15 else np.uint32)  # of one query
         self.starts = hist_starts(union, n_segments)
         self.itemsize = 2 if len(form.length_N) < 1 << 16 else 4
         self._room = np.empty((len(segments_ON), 0), np.uint16 if self.itemsize == 2 else np.int32)
@@ -66,7 +67,7 @@ class Counter:
         size = self.starts[end] - self.starts[begin]
         if self._room.shape[1] < size:  # new memory costs more than to clear old
             self._room = np.empty((len(self.segments_ON), size), self._room.dtype)
-        self.hist: Counts = self._room[:, :size]
+        self.hist: CountArray = self._room[:, :size]
         self.hist[:] = 0
 
     def add(self, first: int, last: int) -> None:
@@ -82,7 +83,7 @@ class Counter:
             form.length_N[first:last], DISTANCES.index(form.distance),
         )  # fmt: skip
 
-    def finish(self) -> Counts:
+    def finish(self) -> CountArray:
         """Return all counts of these queries. After the block's last ones, products are forgotten."""
         if self.rows.stop == len(self.block):
             self._products = None
@@ -117,9 +118,9 @@ def parts_of_products(form: ProductForm, block: Block, union: Union, first: int)
 
 
 @kernel
-def _find_first(positions: Array, starts: Array, first: int, found: Array) -> None:
+def _find_first(positions: Array, starts: Array, first: int, following: Array) -> None:
     for q in range(len(starts) - 1):
-        found[q] = starts[q] + np.searchsorted(positions[starts[q] : starts[q + 1]], first)
+        following[q] = starts[q] + np.searchsorted(positions[starts[q] : starts[q + 1]], first)
 
 
 @kernel
@@ -140,12 +141,12 @@ def _list_near(bins: Array, far: int, is_near: Array, groups: Array) -> Any:
     """
     for j in range(len(bins)):
         is_near[j] = bins[j] != far
-    found = np.uint64(0)
+    n_groups = np.uint64(0)
     words = is_near.view(np.uint64)
     for g in range(len(words)):
-        groups[found] = 8 * g
-        found += np.uint64(words[np.uint64(g)] != np.uint64(0))
-    return found
+        groups[n_groups] = 8 * g
+        n_groups += np.uint64(words[np.uint64(g)] != np.uint64(0))
+    return n_groups
 
 
 @kernel
@@ -153,7 +154,7 @@ def look_up(
     table: Array, bins: Array, mark: int, groups: Array, n_groups: int, places: Array, marked: Array, listed: Array
 ) -> Any:
     """Read the place of each item's bin. List the items of bins that a threshold is in; return their number."""
-    n_marked, found, bit, eight = np.uint64(0), np.uint64(0), np.uint32(mark), np.uint64(8)
+    n_marked, n_listed, bit, eight = np.uint64(0), np.uint64(0), np.uint32(mark), np.uint64(8)
     for i in range(n_groups):
         first, every = np.uint64(groups[np.uint64(i)]), np.uint32(0)
         for u in range(eight):
@@ -165,9 +166,9 @@ def look_up(
     for i in range(n_marked):
         first = np.uint64(marked[np.uint64(i)])
         for u in range(eight):
-            listed[found] = first + np.uint64(u)
-            found += np.uint64((np.uint32(places[first + np.uint64(u)]) & bit) != np.uint32(0))
-    return found
+            listed[n_listed] = first + np.uint64(u)
+            n_listed += np.uint64((np.uint32(places[first + np.uint64(u)]) & bit) != np.uint32(0))
+    return n_listed
 
 
 @kernel

@@ -167,10 +167,10 @@ class Curve:
         others = {"": other} if isinstance(other, Curve) else other
         lines = []
         for name, curve in others.items():
-            for each in [metric] if metric else self.per_query:
-                names = {"other": name, "metric": each} if name else {"metric": each}
-                difference = self.difference(curve, each, seed=seed)
-                lines.append(Compared(names, self.auc(each), curve.auc(each), difference))
+            for shown in [metric] if metric else self.per_query:
+                names = {"other": name, "metric": shown} if name else {"metric": shown}
+                difference = self.difference(curve, shown, seed=seed)
+                lines.append(Compared(names, self.auc(shown), curve.auc(shown), difference))
         return make_differences("AUC of this curve minus AUC of the other, in per cent", lines)
 
     def plot(self, metric: str | None = None, *, label: str = "", ax: "Axes | None" = None) -> "Figure":

@@ -11,37 +11,43 @@ Shapes: Q scored queries, N gallery items, T points, O orders, M metrics.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import reduce
 from importlib import import_module
 from itertools import pairwise
 from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from threadpoolctl import threadpool_limits
 
 from ray_backfill.core.errors import InputError, check_device_name
 from ray_backfill.core.progress import State, Task, detail
 from ray_backfill.engine.distances import ProductForm, check_distance
 from ray_backfill.engine.merges import RAW, Merge
-from ray_backfill.engine.replay.cascade import measure_cascades
+from ray_backfill.engine.metrics import GradedAnswers, Rankings, measure, metric_codes
+from ray_backfill.engine.replay.block import Block, make_thresholds
+from ray_backfill.engine.replay.cascade import reranked, stretched
+from ray_backfill.engine.replay.counting import counted_rankings
 from ray_backfill.engine.replay.curve import Curve
-from ray_backfill.engine.replay.filtered import Replay, replay_parts
-from ray_backfill.engine.replay.measure import measure_pairs
+from ray_backfill.engine.replay.filtered import parts_of, united
+from ray_backfill.engine.replay.fused import fused_rankings
+from ray_backfill.engine.replay.nearest import nearest_rankings
 from ray_backfill.engine.replay.prepare import (
     Prepared,
     Served,
     as_merge,
     as_permutation,
+    as_served,
     count_parts,
     prepare_replay,
     split_queries,
 )
-from ray_backfill.engine.replay.shard import GalleryShard, LocalShards, Shards, make_forms
-from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair, as_array, describe_array
+from ray_backfill.engine.replay.shard import GalleryShard, LocalShards, Shards, candidates, candidates_of, make_forms
+from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair, as_array, describe_array
 
 # More threads than this do not make a replay on a GPU faster (docs/results/gpu.md).
 _THREADS_WITH_GPU = 8
@@ -110,10 +116,8 @@ def replay(
             vector is zero under cosine, or the device does not exist.
     """
     given = dict(order) if isinstance(order, Mapping) else {"": order}
-    orders = {name: as_permutation(each, pair) for name, each in given.items()}
-    fitted = as_merge(merge, distance)
-    systems = [pair.backward] if pair.backward is pair.forward else [pair.backward, pair.forward]
-    served = Served(0, len(systems) - 1, orders, pair.switch, fitted)
+    orders = {name: as_permutation(permutation, pair) for name, permutation in given.items()}
+    systems, served = as_served(pair, orders, as_merge(merge, distance))
     (curves,) = replay_pairs(systems, [served], truth, points, metrics, distance, progress, threads, device)
     return curves if isinstance(order, Mapping) else curves[""]
 
@@ -146,27 +150,48 @@ def replay_pairs(
     """
     check_distance(distance)
     for system in systems:
-        _check_sizes(system, truth)
+        if truth.n_queries != len(system.query) or truth.n_gallery != len(system.gallery):
+            raise InputError(
+                f"the ground truth has {truth.n_queries} queries and {truth.n_gallery} gallery items, but the systems "
+                f"have {len(system.query)} and {len(system.gallery)}; build both from the same data"
+            )
     if threads is not None and threads < 1:
         raise InputError(f"threads must be at least 1, got {threads}")
     if truth.filter is not None:
-        replay_part: Replay = partial(
-            replay_pairs, points=points, metrics=metrics, distance=distance, progress=progress, threads=threads,
-            device=device,
-        )  # fmt: skip
-        return replay_parts(truth, truth.filter, systems, served, points, replay_part)
+        queries, of_parts = [], []
+        for part in parts_of(truth, systems, served, points):
+            queries.append(part.queries)
+            how = points, metrics, distance, progress, threads, device
+            of_parts.append(replay_pairs(part.systems, part.served, part.truth, *how))
+        if not of_parts:
+            raise InputError("no query has a positive in its part of the gallery, so there is nothing to measure")
+        return [
+            {order: united(truth, queries, [curves[index][order] for curves in of_parts]) for order in pair.orders}
+            for index, pair in enumerate(served)
+        ]
     prepared = prepare_replay(truth, served, points, metrics)
     check_device(device)
+    with shards_here(systems, prepared, truth, distance, progress, threads, device) as (shards, n_threads):
+        return measure_prepared(prepared, truth, shards, n_threads)
+
+
+@contextmanager
+def shards_here(
+    systems: Sequence[RetrievalSystem], prepared: Prepared, truth: GroundTruth, distance: str, progress: bool,
+    threads: int | None, device: str,
+) -> Iterator[tuple[LocalShards, int]]:  # fmt: skip
+    """Shards of a gallery in this process, and how many threads send blocks of queries to them."""
     torch_device = None if device == "cpu" else device
-    n_threads = threads or default_threads(torch_device)
-    parts = 1 if torch_device else count_parts(prepared, len(split_queries(prepared, truth, n_threads)), n_threads)
+    # With a GPU, enough threads for the CPU's part of a block; more wait for it.
+    threads = threads or min(_THREADS_WITH_GPU if torch_device else usable_cpus(), usable_cpus())
+    parts = 1 if torch_device else count_parts(prepared, len(split_queries(prepared, truth, threads)), threads)
     with (
         comparisons_bar(prepared, progress) as bar,
         full_float32(torch_device),
-        ThreadPoolExecutor(n_threads) as pool,
+        ThreadPoolExecutor(threads) as pool,
     ):
         shards = split_gallery(make_forms(systems, prepared, distance), parts, prepared, bar.advance, torch_device)
-        return measure_prepared(prepared, truth, LocalShards(shards, pool), n_threads)
+        yield LocalShards(shards, pool), threads
 
 
 def split_gallery(
@@ -184,11 +209,6 @@ def split_gallery(
     ]
 
 
-def default_threads(torch_device: str | None) -> int:
-    """How many threads send blocks of queries: with a GPU, enough for the CPU's part of a block; more wait for it."""
-    return usable_cpus() if torch_device is None else min(_THREADS_WITH_GPU, usable_cpus())
-
-
 def usable_cpus() -> int:
     """How many CPUs this process may use; where the system does not tell (macOS), how many there are."""
     if hasattr(os, "sched_getaffinity"):
@@ -197,9 +217,81 @@ def usable_cpus() -> int:
 
 
 def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, threads: int) -> list[dict[str, Curve]]:
-    """Compute the curves of each pair; each thread sends one block of queries at a time to the shards."""
-    measured = measure_cascades if prepared.cascades else measure_pairs
-    return measured(prepared, truth, shards, threads)
+    """Compute the curves of each pair; each thread asks the shards about one block of queries at a time."""
+    codes, n_scored = metric_codes(prepared.metrics), len(prepared.scored)
+    with_grades = any(metric.uses_grades for metric in prepared.metrics)
+    shapes = [(len(pair.orders), n_scored, prepared.points) for pair in prepared.pairs]
+    measured = [(np.empty((*shape, len(codes.cuts))), np.empty(shape, np.bool_)) for shape in shapes]
+    embedded = [
+        {order: np.empty((n_scored, cascade.points)) for order in cascade.segments} for cascade in prepared.cascades
+    ]
+
+    def measure_block(rows: IntArray) -> None:
+        block = Block.of(truth, prepared.scored[rows])
+        right = GradedAnswers.of(truth, block.queries, with_grades)
+        rank = _rank_all if prepared.nearest is None else _rank_nearest
+        ranked = rank(prepared, block, shards, len(right.grades) > 0)
+        if prepared.cascades:
+            ranked = reranked(ranked, prepared, truth, block, shards, rows, embedded)
+        for of_orders, (values, top1) in zip(ranked, measured, strict=True):
+            for o, rankings in enumerate(of_orders):
+                block_values, block_top1 = values[o, rows], top1[o, rows]
+                measure(rankings, right, codes, block_values, block_top1)
+                values[o, rows], top1[o, rows] = block_values, block_top1
+
+    in_threads(measure_block, split_queries(prepared, truth, threads), shards, threads)
+    weights = None if truth.weights is None else truth.weights[prepared.scored]
+    t, names = np.linspace(0.0, 1.0, prepared.points), [metric.name for metric in prepared.metrics]
+    curves: list[dict[str, Curve]] = []
+    for pair, (values, top1) in zip(prepared.pairs, measured, strict=True):
+        per_query = [{name: values[o, :, :, m] for m, name in enumerate(names)} for o in range(len(pair.orders))]
+        same = prepared.scored, prepared.n_skipped, pair.switch == "at_end", weights
+        curves.append({order: Curve(t, per_query[o], top1[o], *same) for o, order in enumerate(pair.orders)})
+    if not prepared.cascades:
+        return curves
+    of_cascades = zip(curves, prepared.cascades, embedded, strict=True)
+    return [stretched(next(iter(of_pair.values())), cascade, counts) for of_pair, cascade, counts in of_cascades]
+
+
+def _rank_all(prepared: Prepared, block: Block, shards: Shards, with_places: bool) -> Iterator[Iterator[Rankings]]:
+    """For each pair, the whole rankings of each order, by counting. with_places: say which right answers they are."""
+    keys = reduce(np.add, shards.positive_keys(block))
+    segments_of = prepared.segments_of
+    thresholds = [
+        make_thresholds(block, keys[[pair.forward, pair.backward]], segments_of[pair.rows], pair.merge)
+        for pair in prepared.pairs
+    ]
+    of_pairs = zip(prepared.pairs, thresholds, zip(*shards.count(block, thresholds), strict=True), strict=True)
+    for pair, of_pair, of_shards in of_pairs:
+        others = reduce(np.add, of_shards)
+        if pair.merge.by_rank and not pair.hides_backward:
+            yield fused_rankings(others, block, of_pair, segments_of[pair.rows], prepared.points, with_places)
+        else:
+            yield counted_rankings(others, block, of_pair, prepared.points, with_places, pair.hides_backward)
+
+
+def _rank_nearest(prepared: Prepared, block: Block, shards: Shards, with_places: bool) -> Iterator[Iterator[Rankings]]:
+    """For each pair, the first ranks of each order, from candidates."""
+    assert prepared.nearest is not None
+    of_scans = candidates(shards, block, prepared.nearest)
+    for pair in prepared.pairs:
+        yield nearest_rankings(
+            *candidates_of(pair, of_scans), block, prepared.segments_of[pair.rows], prepared.nearest, prepared.points,
+            pair.merge, with_places,
+        )  # fmt: skip
+
+
+def in_threads(work: Callable[[IntArray], None], blocks: Sequence[IntArray], shards: Shards, threads: int) -> None:
+    """Work on one block per thread, each with its own matrix products: BLAS threads would only wait for each other."""
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
+        tasks = [pool.submit(work, rows) for rows in blocks]
+        try:
+            for task in as_completed(tasks):
+                task.result()
+        except BaseException:
+            shards.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def comparisons_bar(prepared: Prepared, show: bool) -> AbstractContextManager[Task]:
@@ -221,14 +313,6 @@ def full_float32(torch_device: str | None) -> AbstractContextManager[None]:
         return nullcontext()
     context: AbstractContextManager[None] = import_module("ray_backfill.engine.device").full_float32()
     return context
-
-
-def _check_sizes(system: RetrievalSystem, truth: GroundTruth) -> None:
-    if truth.n_queries != len(system.query) or truth.n_gallery != len(system.gallery):
-        raise InputError(
-            f"the ground truth has {truth.n_queries} queries and {truth.n_gallery} gallery items, but the systems have "
-            f"{len(system.query)} and {len(system.gallery)}; build both from the same data"
-        )
 
 
 def replay_moment(
@@ -264,12 +348,10 @@ def replay_moment(
         raise InputError(
             f"is_backfilled needs a true/false value for each of {truth.n_gallery} items, got {describe_array(flags)}"
         )
-    merge = as_merge(merge, distance)
-    systems = [pair.backward] if pair.backward is pair.forward else [pair.backward, pair.forward]
-    served = Served(0, len(systems) - 1, {"": np.arange(truth.n_gallery)}, pair.switch, merge)
+    systems, served = as_served(pair, {"": np.arange(truth.n_gallery)}, as_merge(merge, distance))
     prepared = prepare_replay(truth, [served], 3, metrics)
     # Use the middle one of three points, at which the forward system serves segment 0.
     prepared = replace(prepared, segments_ON=np.where(flags, 0, 1).astype(np.uint16)[None])
     shard = GalleryShard(make_forms(systems, prepared, distance), 0, prepared)
-    ((curve,),) = (found.values() for found in measure_prepared(prepared, truth, LocalShards([shard]), usable_cpus()))
-    return {metric: values[:, 1] for metric, values in curve.per_query.items()}
+    (curves,) = measure_prepared(prepared, truth, LocalShards([shard]), usable_cpus())
+    return {metric: values[:, 1] for metric, values in curves[""].per_query.items()}

@@ -4,21 +4,18 @@ Each part is replayed by itself, but backfilled in the order of the whole galler
 are backfilled as the order has among its first floor(t N).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from ray_backfill.core.errors import InputError
 from ray_backfill.engine.replay.curve import Curve
 from ray_backfill.engine.replay.prepare import Served, backfilled_at
-from ray_backfill.engine.systems import Filter, GroundTruth, IntArray, RetrievalSystem
-
-Replay = Callable[[Sequence[RetrievalSystem], Sequence[Served], GroundTruth], list[dict[str, Curve]]]
+from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem
 
 
-class Part(NamedTuple):
+class GalleryPart(NamedTuple):
     """A part of the gallery with its queries. queries, items: rows in the whole; served: as in the whole."""
 
     queries: IntArray
@@ -28,43 +25,16 @@ class Part(NamedTuple):
     truth: GroundTruth
 
 
-def each_part(
-    truth: GroundTruth, parts: Filter, systems: Sequence[RetrievalSystem], served: Sequence[Served], points: int
-) -> Iterator[Part]:
-    """The parts in which a query has a positive, as copies, one at a time."""
-    for queries, items in parts.parts():
-        own_truth = truth.part(queries, items)
-        if len(own_truth.skipped) < len(queries):
-            own_systems = [RetrievalSystem(system.query[queries], system.gallery[items]) for system in systems]
-            own_served = [_of_part(each, items, points) for each in served]
-            yield Part(queries, items, own_systems, own_served, own_truth)
-
-
-def replay_parts(
-    truth: GroundTruth,
-    parts: Filter,
-    systems: Sequence[RetrievalSystem],
-    served: Sequence[Served],
-    points: int,
-    replay: Replay,
-) -> list[dict[str, Curve]]:
-    """Replay every part and unite the curves. replay: replays a gallery without a filter.
-
-    Cost: the products of each part's queries and items, and a copy of one part at a time.
-
-    Raises:
-        InputError: No query has a positive.
-    """
-    found = [
-        (part.queries, replay(part.systems, part.served, part.truth))
-        for part in each_part(truth, parts, systems, served, points)
-    ]
-    if not found:
-        raise InputError("no query has a positive in its part of the gallery, so there is nothing to measure")
-    return [
-        {order: _united(truth, [(queries, curves[index][order]) for queries, curves in found]) for order in each.orders}
-        for index, each in enumerate(served)
-    ]
+def parts_of(
+    truth: GroundTruth, systems: Sequence[RetrievalSystem], served: Sequence[Served], points: int
+) -> Iterator[GalleryPart]:
+    """The parts in which a query has a positive, as copies, one at a time. truth: with a filter."""
+    assert truth.filter is not None
+    for queries, items in truth.filter.parts():
+        of_part = truth.part(queries, items)
+        if len(of_part.skipped) < len(queries):
+            some = [RetrievalSystem(system.query[queries], system.gallery[items]) for system in systems]
+            yield GalleryPart(queries, items, some, [_of_part(pair, items, points) for pair in served], of_part)
 
 
 def _of_part(served: Served, items: IntArray, points: int) -> Served:
@@ -80,18 +50,17 @@ def _of_part(served: Served, items: IntArray, points: int) -> Served:
     return replace(served, orders=orders, backfilled=backfilled)
 
 
-def _united(truth: GroundTruth, parts: Sequence[tuple[IntArray, Curve]]) -> Curve:
-    """The curve of all queries, in their order."""
-    scored = np.concatenate([queries[curve.scored] for queries, curve in parts])
+def united(truth: GroundTruth, queries: Sequence[IntArray], curves: Sequence[Curve]) -> Curve:
+    """The curve of all queries, in their order. queries: of each part."""
+    scored = np.concatenate([rows[curve.scored] for rows, curve in zip(queries, curves, strict=True)])
     by_query = np.argsort(scored)
-    curves = [curve for _, curve in parts]
-    per_query: Mapping[str, list[np.ndarray]] = {
-        metric: [curve.per_query[metric] for curve in curves] for metric in curves[0].per_query
-    }
     embedded = [curve.embedded for curve in curves if curve.embedded is not None]
     return replace(
         curves[0],
-        per_query={metric: np.concatenate(values)[by_query] for metric, values in per_query.items()},
+        per_query={
+            metric: np.concatenate([curve.per_query[metric] for curve in curves])[by_query]
+            for metric in curves[0].per_query
+        },
         top1_correct=np.concatenate([curve.top1_correct for curve in curves])[by_query],
         scored=scored[by_query],
         n_skipped=truth.n_queries - len(scored),

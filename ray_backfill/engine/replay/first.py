@@ -6,19 +6,17 @@ A replay counts; it does not say which items stand first. This does, for the que
 Shapes: K queries, T points, k items of a list.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 
 from ray_backfill.engine.lists import RankedLists
 from ray_backfill.engine.replay.block import Block
-from ray_backfill.engine.replay.engine import comparisons_bar, default_threads, full_float32, split_gallery
-from ray_backfill.engine.replay.filtered import each_part
-from ray_backfill.engine.replay.measure import candidates, candidates_of, in_threads
+from ray_backfill.engine.replay.engine import in_threads, shards_here
+from ray_backfill.engine.replay.filtered import parts_of
 from ray_backfill.engine.replay.nearest import nearest_lists
-from ray_backfill.engine.replay.prepare import Prepared, Served, count_parts, prepare_replay, split_queries
-from ray_backfill.engine.replay.shard import LocalShards, Shards, make_forms
+from ray_backfill.engine.replay.prepare import Prepared, Served, prepare_replay, split_queries
+from ray_backfill.engine.replay.shard import Shards, candidates, candidates_of
 from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem
 
 
@@ -49,26 +47,20 @@ def find_first(
     """
     if truth.filter is not None:
         lists = {order: RankedLists.nothing(len(queries), points, k) for order in served.orders}
-        for part in each_part(truth, truth.filter, systems, [served], points):
+        for part in parts_of(truth, systems, [served], points):
             at = np.flatnonzero(np.isin(queries, part.queries))
             if len(at):
                 rows = np.searchsorted(part.queries, queries[at])
-                own = find_first(part.systems, part.served[0], part.truth, rows, points, distance, k, device=device)
-                for order, of_part in own.items():
+                of_orders = find_first(
+                    part.systems, part.served[0], part.truth, rows, points, distance, k, device=device
+                )
+                for order, of_part in of_orders.items():
                     item = np.where(of_part.item >= 0, part.items[of_part.item], -1)
                     lists[order].put(at, of_part._replace(item=item))
         return lists
     prepared = prepare_first(served, truth, queries, points, k)
-    torch_device = None if device == "cpu" else device
-    threads = default_threads(torch_device)
-    parts = 1 if torch_device else count_parts(prepared, len(split_queries(prepared, truth, threads)), threads)
-    with (
-        comparisons_bar(prepared, progress) as bar,
-        full_float32(torch_device),
-        ThreadPoolExecutor(threads) as pool,
-    ):
-        shards = split_gallery(make_forms(systems, prepared, distance), parts, prepared, bar.advance, torch_device)
-        return first_lists(prepared, truth, LocalShards(shards, pool), threads)
+    with shards_here(systems, prepared, truth, distance, progress, None, device) as (shards, threads):
+        return first_lists(prepared, truth, shards, threads)
 
 
 def prepare_first(served: Served, truth: GroundTruth, queries: IntArray, points: int, k: int = 1) -> Prepared:
@@ -84,11 +76,11 @@ def first_lists(prepared: Prepared, truth: GroundTruth, shards: Shards, threads:
 
     def find_block(rows: IntArray) -> None:
         block = Block.of(truth, prepared.scored[rows])
-        found = candidates_of(pair, candidates(shards, block, k))
+        of_pair = candidates_of(pair, candidates(shards, block, k))
         segments_ON = prepared.segments_of[pair.rows]
-        of_orders = nearest_lists(*found, block, segments_ON, k, prepared.points, pair.merge)
-        for order, own in zip(pair.orders, of_orders, strict=True):
-            lists[order].put(rows, own)
+        of_orders = nearest_lists(*of_pair, block, segments_ON, k, prepared.points, pair.merge)
+        for order, of_block in zip(pair.orders, of_orders, strict=True):
+            lists[order].put(rows, of_block)
 
     in_threads(find_block, split_queries(prepared, truth, threads), shards, threads)
     return lists

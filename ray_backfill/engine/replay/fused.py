@@ -21,13 +21,9 @@ from ray_backfill.engine.systems import IntArray
 
 
 def fused_rankings(
-    others_2: IntArray,
-    block: Block,
-    thresholds: Thresholds,
-    segments_ON: NDArray[np.uint16],
-    points: int,
+    others_2: IntArray, block: Block, thresholds: Thresholds, segments_ON: NDArray[np.uint16], points: int,
     with_places: bool,
-) -> Iterator[Rankings]:
+) -> Iterator[Rankings]:  # fmt: skip
     """Return the rankings of each order.
 
     others_2: (2, O, CSR of (T, P)) ``others_before`` of forward and of backward items.

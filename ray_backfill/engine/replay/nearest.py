@@ -10,7 +10,6 @@ Shapes: b queries, n items of a tile, C capacity for candidates, P right answers
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +19,9 @@ from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.distances.form import Products
 from ray_backfill.engine.lists import RankedLists, joined, place_of
-from ray_backfill.engine.merges import RAW, Merge
+from ray_backfill.engine.merges import Merge
 from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings
-from ray_backfill.engine.replay.block import Block, merged_keys
+from ray_backfill.engine.replay.block import Block
 from ray_backfill.engine.replay.keys import (
     KeyArray,
     distance_of,
@@ -46,21 +45,7 @@ Passing = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
 
 
 class _Lists(NamedTuple):
-    """The arrays of ``Candidates`` that its compiled loops read and write."""
-
-    keys: KeyArray
-    counts: NDArray[np.int32]
-    needed: IntArray
-    limits: NDArray[np.float32]
-    gates: NDArray[np.float32]
-    margins: NDArray[np.float32]
-    ceilings: NDArray[np.float32]
-    segments_ON: NDArray[np.uint16]
-
-
-@dataclass
-class Candidates:
-    """The candidates of a scan of one system, for each query of a block.
+    """The candidates of each query, and what limits them: arrays that compiled loops read and write.
 
     keys: (b, C) uint64 of product and item, in any order; the first counts[q] of a row are in use. needed: (b,) number
     of closest items that must be kept. segments_ON: (O, N) segment of each item, counted from the one that is served
@@ -78,26 +63,22 @@ class Candidates:
     margins: NDArray[np.float32]
     ceilings: NDArray[np.float32]
     segments_ON: NDArray[np.uint16]
-    form: ProductForm
-    queries: IntArray
 
-    @classmethod
-    def empty(
-        cls,
-        form: ProductForm,
-        queries: IntArray,
-        needed: IntArray,
-        segments_ON: NDArray[np.uint16],
-        n_segments: int,
+
+class Candidates:
+    """The candidates of a scan of one system, for each query of a block. The arguments: as in ``_Lists``."""
+
+    def __init__(
+        self, form: ProductForm, queries: IntArray, needed: IntArray, segments_ON: NDArray[np.uint16], n_segments: int,
         ceilings: NDArray[np.float32] | None = None,
-    ) -> "Candidates":
-        b, n_orders = len(queries), len(segments_ON)
+    ) -> None:  # fmt: skip
+        self.form, self.queries, b, n_orders = form, queries, len(queries), len(segments_ON)
         with np.errstate(over="ignore"):  # an infinite margin keeps everything
             margins = (2.0001 * form.error(queries)).astype(np.float32)
         if ceilings is None:
             ceilings = np.full((b, n_orders, n_segments), _INFINITY)
         limits = np.maximum.accumulate(ceilings[:, :, ::-1], axis=2)[:, :, ::-1].copy()
-        return cls(
+        self.lists = _Lists(
             keys=np.empty((b, room(int(needed.max()), n_segments, n_orders)), np.uint64),
             counts=np.zeros(b, np.int32),
             needed=needed,
@@ -106,78 +87,47 @@ class Candidates:
             margins=margins,
             ceilings=ceilings,
             segments_ON=segments_ON,
-            form=form,
-            queries=queries,
         )
+
+    @property
+    def gates(self) -> NDArray[np.float32]:
+        """(b,) products above it belong to no candidate."""
+        return self.lists.gates
 
     def add(self, passing: Passing) -> None:
         """Keep the items within the limits, of those that passed the gates."""
         rows, items, values = passing
         at = 0
-        while at < len(rows):
-            at = _keep(rows, items, values, at, self._lists)
-            if at < len(rows):
-                # This row is full of items that the error bound cannot separate: exact keys decide.
-                self._drop_exactly(int(rows[at]))
-                if 2 * self.counts[rows[at]] > self.keys.shape[1]:
-                    self.keys = np.hstack([self.keys, np.empty_like(self.keys)])
-
-    @property
-    def _lists(self) -> _Lists:
-        return _Lists(
-            self.keys, self.counts, self.needed, self.limits, self.gates, self.margins, self.ceilings, self.segments_ON
-        )
+        while (at := _keep(rows, items, values, at, self.lists)) < len(rows):
+            # This row is full of items that the error bound cannot separate: exact keys decide.
+            q, lists = int(rows[at]), self.lists
+            listed = lists.keys[q, : lists.counts[q]]
+            exact = self._exact_keys(np.full(len(listed), q), listed)
+            by_key = np.argsort(exact)
+            stays = np.zeros(len(listed), np.bool_)
+            mark_nearest(exact[by_key], lists.segments_ON, lists.needed[q], lists.limits.shape[2], stays)
+            survivors = listed[by_key[stays]]
+            lists.keys[q, : len(survivors)], lists.counts[q] = survivors, len(survivors)
+            if 2 * len(survivors) > lists.keys.shape[1]:
+                self.lists = lists._replace(keys=np.hstack([lists.keys, np.empty_like(lists.keys)]))
 
     def finish(self) -> tuple[IntArray, KeyArray]:
         """Return (row of each candidate, its exact key)."""
-        _drop_all(self._lists)
-        rows = np.repeat(np.arange(len(self.counts)), self.counts)
-        used = np.arange(self.keys.shape[1]) < self.counts[:, None]
-        return rows, self._exact_keys(rows, self.keys[used])
+        _drop_all(self.lists)
+        keys, counts = self.lists.keys, self.lists.counts
+        rows = np.repeat(np.arange(len(counts)), counts)
+        used = np.arange(keys.shape[1]) < counts[:, None]
+        return rows, self._exact_keys(rows, keys[used])
 
     def _exact_keys(self, rows: IntArray, keys: KeyArray) -> KeyArray:
         items = positions_of(keys)
         return sort_keys(self.form.exact(self.queries[rows], items), items)
-
-    def _drop_exactly(self, q: int) -> None:
-        own = self.keys[q, : self.counts[q]]
-        exact = self._exact_keys(np.full(len(own), q), own)
-        by_key = np.argsort(exact)
-        kept = np.zeros(len(own), np.bool_)
-        mark_nearest(exact[by_key], self.segments_ON, self.needed[q], self.limits.shape[2], kept)
-        survivors = own[by_key[kept]]
-        self.keys[q, : len(survivors)] = survivors
-        self.counts[q] = len(survivors)
 
 
 def room(needed: int, n_segments: int, n_orders: int) -> int:
     """Return the capacity: twice what a random order keeps, needed / 1 + needed / 2 + ... + needed / S."""
     expected = n_orders * needed * (1 + np.log(n_segments))
     return 1 << int(np.ceil(np.log2(max(_LEAST_ROOM, 2 * expected))))
-
-
-def ceilings_of_other(
-    rows: IntArray,
-    keys: KeyArray,
-    needed: IntArray,
-    segments_ON: NDArray[np.uint16],
-    n_segments: int,
-    form: ProductForm,
-    queries: IntArray,
-    merge: Merge = RAW,
-) -> NDArray[np.float32]:
-    """Return the ``ceilings`` of the backward system from the forward system's finished candidates.
-
-    rows, keys: result of ``finish`` for the forward system; segments_ON: as counted there. form: the backward system.
-    """
-    farthest = np.full((len(needed), len(segments_ON), n_segments), np.inf, np.float32)
-    find_farthest(rows, keys, needed, segments_ON, farthest)
-    # At the point at which this system serves the segments up to r, the other one serves those up to S - 2 - r.
-    ceilings = np.full(farthest.shape, _INFINITY)
-    q, o, s = np.nonzero(np.isfinite(farthest[:, :, : n_segments - 1]))
-    surely_behind, _ = merge.across(farthest[q, o, s], from_forward=True)
-    ceilings[q, o, n_segments - 2 - s] = form.bounds(queries, q, surely_behind)[1]
-    return ceilings
 
 
 @kernel
@@ -189,12 +139,12 @@ def find_farthest(rows: Array, keys: Array, needed: Array, segments_ON: Array, f
         q, last = rows[first], first
         while last < len(rows) and rows[last] == q:
             last += 1
-        own = np.sort(keys[first:last])
+        ascending = np.sort(keys[first:last])
         for o in range(len(segments_ON)):
-            _find_saturating(own, segments_ON[o], needed[q], saturating)
+            _find_saturating(ascending, segments_ON[o], needed[q], saturating)
             for s in range(len(saturating)):
                 if saturating[s] >= 0:
-                    farthest[q, o, s] = distance_of(own[saturating[s]])
+                    farthest[q, o, s] = distance_of(ascending[saturating[s]])
         first = last
 
 
@@ -209,8 +159,8 @@ class Finder:
 
     def passing(self, first: int, last: int, gates: NDArray[np.float32]) -> Passing:
         tile = self.products.tile(first, last)
-        found = _find_passing(*tile, gates, first, self.rows, self.items, self.values)
-        return self.rows[:found], self.items[:found], self.values[:found]
+        n_passing = _find_passing(*tile, gates, first, self.rows, self.items, self.values)
+        return self.rows[:n_passing], self.items[:n_passing], self.values[:n_passing]
 
 
 @kernel
@@ -224,7 +174,7 @@ def _find_passing(
     passes = np.zeros((n + 7) // 8 * 8, np.uint8)
     eight = passes.view(np.uint64)
     columns = np.empty(n + 8, np.int64)
-    found = 0
+    n_passing = 0
     for q in range(len(products)):
         row, gate = products[q], gates[q]
         # Of most rows no item passes, which is found out without storing anything.
@@ -244,9 +194,9 @@ def _find_passing(
                     columns[passing] = j
                     passing += passes[j]
         for j in columns[:passing]:
-            rows[found], items[found], values[found] = q, first + j, v[j]
-            found += 1
-    return found
+            rows[n_passing], items[n_passing], values[n_passing] = q, first + j, v[j]
+            n_passing += 1
+    return n_passing
 
 
 @kernel
@@ -291,9 +241,9 @@ def _drop(q: int, lists: _Lists) -> None:
     """
     counts, needed, segments_ON = lists.counts, lists.needed, lists.segments_ON
     limits, gates, ceilings, margin = lists.limits, lists.gates, lists.ceilings, lists.margins[q]
-    own = lists.keys[q, : counts[q]]
+    listed = lists.keys[q, : counts[q]]
     lowest, highest = np.float32(np.inf), np.float32(-np.inf)
-    for key in own:
+    for key in listed:
         lowest, highest = min(lowest, distance_of(key)), max(highest, distance_of(key))
     if highest - lowest < np.float32(1e-30):
         return  # practically equal: bins cannot separate them
@@ -304,7 +254,7 @@ def _drop(q: int, lists: _Lists) -> None:
     gates[q] = -np.float32(np.inf)
     for o in range(n_orders):
         counts_SB[:] = 0
-        for key in own:
+        for key in listed:
             v = distance_of(key)
             in_bin = min(int((v - lowest) * scale), _BINS - 1)
             counts_SB[segments_ON[o, item_of(key)], in_bin] += 1
@@ -327,9 +277,9 @@ def _drop(q: int, lists: _Lists) -> None:
             limits[q, o, s] = at_most
         gates[q] = max(gates[q], limits[q, o].max())
     kept = 0
-    for i in range(len(own)):
-        if _is_within(distance_of(own[i]), item_of(own[i]), q, limits, segments_ON):
-            own[kept] = own[i]
+    for i in range(len(listed)):
+        if _is_within(distance_of(listed[i]), item_of(listed[i]), q, limits, segments_ON):
+            listed[kept] = listed[i]
             kept += 1
     counts[q] = kept
 
@@ -371,13 +321,12 @@ def nearest_rankings(
 
     rows: the query of each candidate, in any order. k: at most what the candidates were found for.
     """
-    own, starts, places_of = _sorted(rows, keys, is_forward, merge, block)
-    widths = np.minimum(np.diff(block.positive_starts), k)
-    width_starts = np.concatenate([[0], np.cumsum(widths)])
+    ranked, starts, places_of = _sorted(rows, keys, is_forward, merge, block)
+    width_starts = np.concatenate([[0], np.cumsum(np.minimum(np.diff(block.positive_starts), k))])
     for segments in segments_ON:
         before = np.full(points * width_starts[-1], ABSENT)
         places = np.zeros(len(before), np.int32) if with_places else NO_PLACES
-        _rank(own, starts, places_of, keys, is_forward, segments, k, points, width_starts, before, places)
+        _rank(ranked, starts, places_of, keys, is_forward, segments, k, points, width_starts, before, places)
         yield Rankings(before, width_starts, places)
 
 
@@ -386,23 +335,23 @@ def nearest_lists(
     k: int, points: int, merge: Merge,
 ) -> Iterator[RankedLists]:  # fmt: skip
     """Return the (b, T, k) first items at each point, in each order. The arguments: as of ``nearest_rankings``."""
-    own, starts, _ = _sorted(rows, keys, is_forward, merge, block)
+    ranked, starts, _ = _sorted(rows, keys, is_forward, merge, block)
     distance = distances_of(keys)
     of_candidates = RankedLists(positions_of(keys), distance, merge.scores(distance, is_forward), is_forward)
     filled = joined([of_candidates, RankedLists.nothing(1)])  # index -1 fills up a list
     for segments in segments_ON:
         at = np.full((len(block), points, k), -1)
-        _list(own, starts, of_candidates.item, is_forward, segments, at)
+        _list(ranked, starts, of_candidates.item, is_forward, segments, at)
         yield filled.at(at)
 
 
 @kernel
-def _list(own: Array, starts: Array, item: Array, is_forward: Array, segments: Array, at: Array) -> None:
-    """Write the candidates that stand first at each point. own: of each query, the closest first."""
+def _list(ranked: Array, starts: Array, item: Array, is_forward: Array, segments: Array, at: Array) -> None:
+    """Write the candidates that stand first at each point. ranked: of each query, the closest first."""
     points, k = at.shape[1:]
     for q in range(len(starts) - 1):
         listed = np.zeros(points, np.int64)
-        for c in own[starts[q] : starts[q + 1]]:
+        for c in ranked[starts[q] : starts[q + 1]]:
             after = np.int64(segments[item[c]]) + 1
             begin, end = (after, points) if is_forward[c] else (0, after)
             for i in range(begin, end):
@@ -419,20 +368,23 @@ def _sorted(
     Returns: CSR of indices of candidates; (b + 1,) their starts; aligned with the indices, which of the query's right
     answers it is, or -1.
     """
-    if merge.is_mapped:
-        keys = merged_keys(keys, is_forward, merge)
-    own, starts = np.empty(len(rows), np.int64), np.empty(len(block) + 1, np.int64)
+    if merge.is_mapped:  # in the place of the distance, the place by score and key over all queries
+        places = np.empty(len(keys), np.uint64)
+        places[np.lexsort((keys, merge.scores(distances_of(keys), is_forward)))] = np.arange(len(keys), dtype=np.uint64)
+        keys = (places << np.uint64(32)) | (keys & np.uint64(0xFFFFFFFF))
+    ranked, starts = np.empty(len(rows), np.int64), np.empty(len(block) + 1, np.int64)
     places_of = np.empty(len(rows), np.int32)
     _sort_candidates(
-        rows, keys, block.positives, block.positive_starts, block.ignored, block.ignored_starts, own, starts, places_of
-    )
-    return own[: starts[-1]], starts, places_of[: starts[-1]]
+        rows, keys, block.positives, block.positive_starts, block.ignored, block.ignored_starts, ranked, starts,
+        places_of,
+    )  # fmt: skip
+    return ranked[: starts[-1]], starts, places_of[: starts[-1]]
 
 
 @kernel
 def _sort_candidates(
     rows: Array, keys: Array, positives: Array, positive_starts: Array, ignored: Array, ignored_starts: Array,
-    own: Array, starts: Array, places_of: Array,
+    ranked: Array, starts: Array, places_of: Array,
 ) -> None:  # fmt: skip
     n_queries = len(starts) - 1
     given = np.zeros(n_queries + 1, np.int64)
@@ -451,7 +403,7 @@ def _sort_candidates(
         left_out = ignored[ignored_starts[q] : ignored_starts[q + 1]]
         for c in unsorted[np.argsort(keys[unsorted])]:
             if place_of(left_out, item_of(keys[c])) < 0:
-                own[at] = c
+                ranked[at] = c
                 places_of[at] = place_of(right, item_of(keys[c]))
                 at += 1
     starts[n_queries] = at
@@ -459,28 +411,28 @@ def _sort_candidates(
 
 @kernel
 def _rank(
-    own: Array, starts: Array, places_of: Array, keys: Array, is_forward: Array, segments: Array, k: int, points: int,
-    width_starts: Array, before: Array, places: Array,
+    ranked: Array, starts: Array, places_of: Array, keys: Array, is_forward: Array, segments: Array, k: int,
+    points: int, width_starts: Array, before: Array, places: Array,
 ) -> None:  # fmt: skip
     for q in range(len(starts) - 1):
-        first, n_own = starts[q], starts[q + 1] - starts[q]
+        first, n_ranked = starts[q], starts[q + 1] - starts[q]
         width = width_starts[q + 1] - width_starts[q]
         # A candidate's system serves it at the points begin .. begin + length - 1.
-        begin, length = np.empty(n_own, np.uint32), np.empty(n_own, np.uint32)
-        for c in range(n_own):
-            after = segments[item_of(keys[own[first + c]])] + 1
-            begin[c] = after if is_forward[own[first + c]] else 0
-            length[c] = points - after if is_forward[own[first + c]] else after
+        begin, length = np.empty(n_ranked, np.uint32), np.empty(n_ranked, np.uint32)
+        for c in range(n_ranked):
+            after = segments[item_of(keys[ranked[first + c]])] + 1
+            begin[c] = after if is_forward[ranked[first + c]] else 0
+            length[c] = points - after if is_forward[ranked[first + c]] else after
         for i in range(points):
-            at, wrong, found = points * width_starts[q] + i * width, 0, 0
-            for c in range(n_own):
+            at, wrong, right = points * width_starts[q] + i * width, 0, 0
+            for c in range(n_ranked):
                 if np.uint32(np.uint32(i) - begin[c]) < length[c]:
                     if places_of[first + c] < 0:
                         wrong += 1
                     else:
-                        before[at + found] = wrong
+                        before[at + right] = wrong
                         if len(places) > 0:
-                            places[at + found] = places_of[first + c]
-                        found += 1
-                    if wrong + found == k:
+                            places[at + right] = places_of[first + c]
+                        right += 1
+                    if wrong + right == k:
                         break

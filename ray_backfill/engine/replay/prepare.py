@@ -19,7 +19,7 @@ from ray_backfill.engine.metrics import Metric, parse_metric
 from ray_backfill.engine.orders import GalleryColumns, check_order, find_order, make_order
 from ray_backfill.engine.replay.block import first_item
 from ray_backfill.engine.replay.nearest import room
-from ray_backfill.engine.systems import GroundTruth, IntArray, Switch, UpgradePair, as_array
+from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, Switch, UpgradePair, as_array
 
 # Queries per pass over the gallery: enough that reading a tile costs little compared with its products, and few enough
 # that their counts and products stay in a core's cache.
@@ -79,7 +79,7 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ReplayedPair:
     """A pair of systems, by their indices in ``Prepared.searched`` and in ``Prepared.scans``.
 
     orders: names. rows: of ``Prepared.segments_ON``, one for each order. merge: makes the distances comparable.
@@ -102,7 +102,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Cascade:
+class ReplayedCascade:
     """What a cascade does beside its pair of systems.
 
     recalls: number K of candidates. points: T, while its pair is replayed at two. segments: name of each order -> (N,)
@@ -123,7 +123,7 @@ class Prepared:
     searched system, the rows of ``segments_ON`` that any of its pairs needs. cascades: of each pair; () of others.
     """
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[ReplayedPair, ...]
     searched: tuple[Searched, ...]
     scans: tuple[Scan, ...]
     rows_of: tuple[tuple[int, ...], ...]
@@ -133,7 +133,7 @@ class Prepared:
     scored: IntArray
     n_skipped: int
     nearest: int | None
-    cascades: tuple[Cascade, ...] = ()
+    cascades: tuple[ReplayedCascade, ...] = ()
 
     @cached_property
     def segments_of(self) -> dict[tuple[int, ...], NDArray[np.uint16]]:
@@ -149,28 +149,14 @@ class Prepared:
         return ranked + (len(self.scans) if self.cascades else 0)
 
 
-@dataclass
-class _Table:
-    """Distinct values in the order in which they come, by a key."""
-
-    values: list[Any] = field(default_factory=list)
-    _places: dict[Any, int] = field(default_factory=dict)
-
-    def place(self, key: Any, value: Any) -> int:
-        if key not in self._places:
-            self._places[key] = len(self.values)
-            self.values.append(value)
-        return self._places[key]
-
-
 def prepare_replay(truth: GroundTruth, served: Sequence[Served], points: int, metrics: str | Sequence[str]) -> Prepared:
     """Validate the inputs of a replay. Raise InputError for unknown metrics, bad orders or points, or no positives."""
     parsed = tuple(parse_metric(name) for name in ([metrics] if isinstance(metrics, str) else metrics))
     if not 2 <= points <= 1 << 16:
         raise InputError(f"points must be at least 2 and at most {1 << 16}, got {points}")
-    if len({bool(each.recalls) for each in served}) > 1:
+    if len({bool(pair.recalls) for pair in served}) > 1:
         raise InputError("cascades are replayed in a pass of their own; do not mix them with other pairs")
-    if not all(each.orders for each in served):
+    if not all(pair.orders for pair in served):
         raise InputError("no order was given; give at least one, such as random")
     if not parsed:
         raise InputError("no metric was given; give at least one, such as mAP")
@@ -179,15 +165,21 @@ def prepare_replay(truth: GroundTruth, served: Sequence[Served], points: int, me
     scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
     if not len(scored):
         raise InputError("no query has a positive in the gallery, so there is nothing to measure; check the labels")
-    for each in served:
-        for permutation in each.orders.values():
+    for pair in served:
+        for permutation in pair.orders.values():
             check_order(permutation, truth.n_gallery)
-    cascades = tuple(_cascade(each, truth.n_gallery, points) for each in served if each.recalls)
+    cascades = tuple(
+        ReplayedCascade(
+            min(pair.recalls, truth.n_gallery), points,
+            {name: _segments(pair, name, points, "progressively") for name in pair.orders},
+        )
+        for pair in served
+        if pair.recalls
+    )  # fmt: skip
     if cascades:  # until the last point their rankings stay the same, in all orders
-        served, points = [replace(each, orders={"": next(iter(each.orders.values()))}) for each in served], 2
-    pairs, searched, scans, segments = _share(served, points)
+        served, points = [replace(pair, orders={"": next(iter(pair.orders.values()))}) for pair in served], 2
+    pairs, searched, scans, segments_ON = _share(served, points)
     rows_of = [_union(p.rows for p in pairs if index in (p.backward, p.forward)) for index in range(len(searched))]
-    segments_ON = np.stack(segments)
     cuts = [metric.k for metric in parsed]
     # With fusion by rank, a merged rank depends on the number of items before it in the other list: rank all items.
     by_rank = any(pair.merge.by_rank for pair in pairs)
@@ -197,57 +189,38 @@ def prepare_replay(truth: GroundTruth, served: Sequence[Served], points: int, me
         if _ITEMS_PER_CANDIDATE * deepest * (points - 1) > truth.n_gallery:
             nearest = None
     return Prepared(
-        pairs,
-        searched,
-        scans,
-        tuple(rows_of),
-        parsed,
-        points,
-        segments_ON,
-        scored,
-        len(truth.skipped),
-        nearest,
+        pairs, searched, scans, tuple(rows_of), parsed, points, segments_ON, scored, len(truth.skipped), nearest,
         cascades,
-    )
-
-
-def _cascade(served: Served, n_gallery: int, points: int) -> Cascade:
-    segments = {name: _segments(served, name, points, "progressively") for name in served.orders}
-    return Cascade(min(served.recalls, n_gallery), points, segments)
+    )  # fmt: skip
 
 
 def _share(
     served: Sequence[Served], points: int
-) -> tuple[tuple[Pair, ...], tuple[Searched, ...], tuple[Scan, ...], list[NDArray[np.uint16]]]:
-    """Find what the pairs share: systems, scans of these, and segments."""
-    searched, scans, segments = _Table(), _Table(), _Table()
-    pairs: list[Pair] = []
-    for each in served:
-        backward, forward = (
-            searched.place((system, id(references)), Searched(system, references))
-            for system, references in _as_searched(each)
+) -> tuple[tuple[ReplayedPair, ...], tuple[Searched, ...], tuple[Scan, ...], NDArray[np.uint16]]:
+    """Find what the pairs share: systems, scans of these, and (O, N) segments."""
+    # Each distinct value -> its place.
+    searched, scans, segments = dict[Searched, int](), dict[tuple[int, bool], int](), dict[bytes, int]()
+    pairs: list[ReplayedPair] = []
+    for pair in served:
+        of_backward, of_forward = pair.merge.references or (None, None)
+        if pair.backward == pair.forward:
+            of_forward = of_backward
+        backward = searched.setdefault(Searched(pair.backward, of_backward), len(searched))
+        forward = searched.setdefault(Searched(pair.forward, of_forward), len(searched))
+        backward_scan = -1 if pair.switch == "only_backfilled" else scans.setdefault((backward, False), len(scans))
+        forward_scan = scans.setdefault((forward, True), len(scans))
+        of_orders = (_segments(pair, name, points, pair.switch).tobytes() for name in pair.orders)
+        rows = tuple(segments.setdefault(of_order, len(segments)) for of_order in of_orders)
+        pairs.append(
+            ReplayedPair(
+                backward, forward, backward_scan, forward_scan, tuple(pair.orders), rows, pair.switch, pair.merge
+            )
         )
-        of_orders = [_segments(each, name, points, each.switch) for name in each.orders]
-        rows = tuple(segments.place(row.tobytes(), row) for row in of_orders)
-        of_backward = -1 if each.switch == "only_backfilled" else scans.place((backward, False), None)
-        of_forward = scans.place((forward, True), None)
-        of_pair = (tuple(each.orders), rows, each.switch, each.merge)
-        pairs.append(Pair(backward, forward, of_backward, of_forward, *of_pair))
-    found = [_scan(pairs, index) for index in range(len(scans.values))]
-    return tuple(pairs), tuple(searched.values), tuple(found), segments.values
+    segments_ON = np.stack([np.frombuffer(of_order, np.uint16) for of_order in segments])
+    return tuple(pairs), tuple(searched), tuple(_scan(pairs, index) for index in scans.values()), segments_ON
 
 
-def _as_searched(served: Served) -> list[tuple[int, References | None]]:
-    """(system, references) of the backward and the forward system."""
-    if served.merge.references is None:
-        return [(served.backward, None), (served.forward, None)]
-    of_backward, of_forward = served.merge.references
-    if served.backward == served.forward:
-        return [(served.backward, of_backward)] * 2
-    return [(served.backward, of_backward), (served.forward, of_forward)]
-
-
-def _scan(pairs: Sequence[Pair], index: int) -> Scan:
+def _scan(pairs: Sequence[ReplayedPair], index: int) -> Scan:
     """The scan of this index, with all pairs that use it."""
     forward = tuple(i for i, pair in enumerate(pairs) if pair.forward_scan == index)
     if forward:
@@ -259,6 +232,14 @@ def _scan(pairs: Sequence[Pair], index: int) -> Scan:
 
 def _union(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(sorted({row for some in rows for row in some}))
+
+
+def as_served(
+    pair: UpgradePair, orders: Mapping[str, IntArray], merge: Merge = RAW
+) -> tuple[list[RetrievalSystem], Served]:
+    """The distinct systems of a pair, and what they serve."""
+    systems = [pair.backward] if pair.backward is pair.forward else [pair.backward, pair.forward]
+    return systems, Served(0, len(systems) - 1, orders, pair.switch, merge)
 
 
 def as_permutation(order: Any, pair: UpgradePair) -> IntArray:
@@ -335,7 +316,7 @@ def split_queries(prepared: Prepared, truth: GroundTruth, threads: int) -> list[
         for scan in prepared.scans:
             bytes_Q += 8 * room(deepest, n_segments, len(scan.rows)) + 4 * len(scan.rows) * n_segments
     if prepared.cascades:
-        deepest = max(each.recalls for each in prepared.cascades) + int(np.diff(truth.ignored_starts).max())
+        deepest = max(cascade.recalls for cascade in prepared.cascades) + int(np.diff(truth.ignored_starts).max())
         bytes_Q += 8 * sum(room(deepest, n_segments, len(scan.rows)) for scan in prepared.scans) + 128 * deepest
     # What each query takes of the largest block, by memory or by number, whichever is more.
     most = _BLOCK_QUERIES if prepared.nearest is None else _BLOCK_QUERIES_OF_CANDIDATES

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.distances.form import Products
-from ray_backfill.engine.replay.before import Counted, Others, Side, accumulate, empty_others, find_others
+from ray_backfill.engine.replay.before import Counted, CountsOfPair, Others, accumulate, find_others
 from ray_backfill.engine.replay.block import Block, Thresholds, exact_keys, unite
 from ray_backfill.engine.replay.counting import Counter, parts_of_products
 from ray_backfill.engine.replay.keys import KeyArray
-from ray_backfill.engine.replay.nearest import Candidates, Finder, ceilings_of_other
-from ray_backfill.engine.replay.prepare import Pair, Prepared, Scan, Searched
+from ray_backfill.engine.replay.nearest import Candidates, Finder, find_farthest
+from ray_backfill.engine.replay.prepare import Prepared, ReplayedPair, Scan
 from ray_backfill.engine.systems import IntArray, RetrievalSystem
 
 # Items per tile of a search: the products with a block of queries should stay in the cache until they are compared.
@@ -65,11 +65,16 @@ class GalleryShard:
             raise InputError(f"a shard may have fewer than {1 << 31:,} items, got {n_items:,}; use more shards")
         self.first, self.last = first, first + n_items
         self.prepared, self.points, self.report = prepared, prepared.points, report
-        own = {rows: np.ascontiguousarray(s[:, first : self.last]) for rows, s in prepared.segments_of.items()}
-        self.segments_of: Mapping[tuple[int, ...], NDArray[np.uint16]] = own
+        self.segments_of: Mapping[tuple[int, ...], NDArray[np.uint16]] = {
+            rows: np.ascontiguousarray(segments[:, first : self.last])
+            for rows, segments in prepared.segments_of.items()
+        }
         # A backward system serves the last segment longest.
-        last_segment = np.uint16(prepared.points - 2)
-        self.from_the_end = {scan.rows: last_segment - own[scan.rows] for scan in prepared.scans if not scan.is_forward}
+        self.from_the_end = {
+            scan.rows: np.uint16(prepared.points - 2) - self.segments_of[scan.rows]
+            for scan in prepared.scans
+            if not scan.is_forward
+        }
         self.is_cancelled = False
         self.forms = forms
         self._parts: dict[int, int] = {}  # of products of each system, as the first block needs them
@@ -95,29 +100,27 @@ class GalleryShard:
             uses[pair.forward].append((index, 0))
             uses[pair.backward].append((index, 1))
         counters = [self._counter(index, block, thresholds, of_system) for index, of_system in enumerate(uses)]
-        found = [
-            [empty_others(own, self.points) for _ in _systems_counted(pair)]
-            for own, pair in zip(thresholds, pairs, strict=True)
-        ]
+        size = self.points * len(block.positives) + 1  # see ``find_others``
+        of_pairs = [[np.empty((len(pair.orders), size), np.int32) for _ in _systems_counted(pair)] for pair in pairs]
         n_tiles, kept = max(1, -(-n_items // self.counted_items)), 4 * n_items * len(block) * len(counters)
-        keeps = n_tiles == 1 and kept <= _KEPT_BYTES and self.on_device is None
-        most = _most_queries(counters) if keeps else len(block)
+        most = len(block)
+        if n_tiles == 1 and kept <= _KEPT_BYTES and self.on_device is None:
+            of_query = max(int(np.diff(c.starts).max()) * c.itemsize * len(c.segments_ON) for c in counters)
+            most = max(_FEWEST_QUERIES, _COUNTED_BYTES // of_query)
         for begin in range(0, len(block), most):
             end = min(begin + most, len(block))
             counted = [self._count(counter, begin, end, n_tiles) for counter in counters]
             for index, pair in enumerate(pairs):
                 forward, backward = (
-                    Side(counted[system], uses[system].index((index, s)), self._rows(system, pair))
-                    for s, system in enumerate((pair.forward, pair.backward))
-                )
-                own = thresholds[index], self.points, begin, end
-                for (has_f, has_b), others in zip(_systems_counted(pair), found[index], strict=True):
-                    find_others(forward if has_f else None, backward if has_b else None, *own, others)
-        return [each[0][:, :-1] if len(each) == 1 else np.stack(each)[:, :, :-1] for each in found]
-
-    def _rows(self, system: int, pair: Pair) -> list[int]:
-        """The rows of the system's counts that are of this pair's orders."""
-        return [self.prepared.rows_of[system].index(row) for row in pair.rows]
+                    CountsOfPair(
+                        counted[system], uses[system].index((index, side)),
+                        [self.prepared.rows_of[system].index(row) for row in pair.rows],
+                    )
+                    for side, system in enumerate((pair.forward, pair.backward))
+                )  # fmt: skip
+                for (has_f, has_b), others in zip(_systems_counted(pair), of_pairs[index], strict=True):
+                    find_others(forward, has_f, backward, has_b, thresholds[index], self.points, begin, end, others)
+        return [others[0][:, :-1] if len(others) == 1 else np.stack(others)[:, :, :-1] for others in of_pairs]
 
     def nearest(self, block: Block, k: int, known: Sequence[NDArray[np.float32]] | None = None) -> list[Found]:
         """Return for each scan all items of this shard that can be among the first k at any point, possibly more.
@@ -125,37 +128,46 @@ class GalleryShard:
         known: for each scan, ``Candidates.ceilings`` that items of other shards set.
         """
         needed, n_segments = k + np.diff(block.ignored_starts), self.points - 1
-        found: dict[int, tuple[IntArray, KeyArray]] = {}
-        scans = sorted(enumerate(self.prepared.scans), key=lambda each: not each[1].is_forward)
-        for index, scan in scans:
-            ceilings = None if scan.is_forward else self._ceilings(scan, found, needed, block)
+        of_scans: dict[int, tuple[IntArray, KeyArray]] = {}
+        # Forward scans first: they limit the others.
+        for index, scan in sorted(enumerate(self.prepared.scans), key=lambda numbered: not numbered[1].is_forward):
+            ceilings = None if scan.is_forward else self._ceilings(scan, of_scans, needed, block)
             segments_ON = self.segments_of[scan.rows] if scan.is_forward else self.from_the_end[scan.rows]
             if known is not None:
                 ceilings = known[index] if ceilings is None else np.minimum(ceilings, known[index])
             form = self.forms[scan.searched]
-            candidates = Candidates.empty(form, block.queries, needed, segments_ON, n_segments, ceilings)
-            finder = self._finder(scan.searched, block)
+            candidates = Candidates(form, block.queries, needed, segments_ON, n_segments, ceilings)
+            finder: Any
+            if self.on_device is None:
+                finder = Finder(Products(form, block.queries), self.tile_items)
+            else:
+                finder = self.on_device.DeviceFinder(self.device_tiles[scan.searched], block.queries)
             for first, last in self._tiles(len(block), min(TILE_ITEMS, self.tile_items), self.tile_items):
                 candidates.add(finder.passing(first, last, candidates.gates))
-            found[index] = candidates.finish()
+            of_scans[index] = candidates.finish()
         offset = np.uint64(self.first)
-        return [(rows, keys + offset) for rows, keys in (found[index] for index in range(len(found)))]
+        return [(rows, keys + offset) for rows, keys in (of_scans[index] for index in range(len(of_scans)))]
 
     def _ceilings(
-        self, scan: Scan, found: Mapping[int, tuple[IntArray, KeyArray]], needed: IntArray, block: Block
+        self, scan: Scan, of_scans: Mapping[int, tuple[IntArray, KeyArray]], needed: IntArray, block: Block
     ) -> NDArray[np.float32]:
-        """The highest ceiling that any pair sets: an item is dropped only if no pair needs it."""
+        """Of a backward scan, by what the forward scans of its pairs found: the highest ceiling that any pair sets,
+        because an item is dropped only if no pair needs it.
+        """
         n_segments = self.points - 1
         ceilings = np.full((len(block), len(scan.rows), n_segments), -np.inf, np.float32)
         for index, forward in zip(scan.pairs, scan.limited_by, strict=True):
             pair = self.prepared.pairs[index]
-            set_by_pair = ceilings_of_other(
-                *found[forward], needed, self.segments_of[pair.rows], n_segments, self.forms[scan.searched],
-                block.queries, pair.merge,
-            )  # fmt: skip
-            for o, row in enumerate(pair.rows):
+            farthest = np.full((len(block), len(pair.rows), n_segments), np.inf, np.float32)
+            find_farthest(*of_scans[forward], needed, self.segments_of[pair.rows], farthest)
+            # While the forward system serves the segments up to s, the backward one serves those up to S - 2 - s.
+            set_by_pair = np.full(farthest.shape, np.inf, np.float32)
+            q, o, s = np.nonzero(np.isfinite(farthest[:, :, : n_segments - 1]))
+            surely_behind, _ = pair.merge.across(farthest[q, o, s], from_forward=True)
+            set_by_pair[q, o, n_segments - 2 - s] = self.forms[scan.searched].bounds(block.queries, q, surely_behind)[1]
+            for order, row in enumerate(pair.rows):
                 at = scan.rows.index(row)
-                ceilings[:, at] = np.maximum(ceilings[:, at], set_by_pair[:, o])
+                ceilings[:, at] = np.maximum(ceilings[:, at], set_by_pair[:, order])
         return ceilings
 
     def _counter(
@@ -172,11 +184,6 @@ class GalleryShard:
         return self.on_device.DeviceCounter(
             self.device_tiles[system], block, union, segments_ON, n_segments, self.first
         )
-
-    def _finder(self, system: int, block: Block) -> Any:
-        if self.on_device is None:
-            return Finder(Products(self.forms[system], block.queries), self.tile_items)
-        return self.on_device.DeviceFinder(self.device_tiles[system], block.queries)
 
     def _tiles(self, n_queries: int, size: int, most: int) -> Iterator[tuple[int, int]]:
         """Yield the range of items of each tile, and report the tile when it is done.
@@ -202,28 +209,39 @@ class GalleryShard:
         return accumulate(counter.finish(), counter.union, begin, end, self.points - 1)
 
 
-def _systems_counted(pair: Pair) -> list[tuple[bool, bool]]:
+def _systems_counted(pair: ReplayedPair) -> list[tuple[bool, bool]]:
     """For each result of a pair, whether forward items and whether backward items are counted."""
     if pair.hides_backward:
         return [(True, False)]
     return [(True, False), (False, True)] if pair.merge.by_rank else [(True, True)]
 
 
-def _most_queries(counters: Sequence[Any]) -> int:
-    """How many queries are counted together."""
-    bytes_of_query = max(int(np.diff(each.starts).max()) * each.itemsize * len(each.segments_ON) for each in counters)
-    return max(_FEWEST_QUERIES, _COUNTED_BYTES // bytes_of_query)
-
-
 def make_forms(systems: Sequence[RetrievalSystem], prepared: Prepared, distance: str) -> list[ProductForm]:
     """Return the form of each searched system. Cost: one pass over the embeddings."""
-    return [_form(systems[each.system], each, distance) for each in prepared.searched]
+    forms = []
+    for searched in prepared.searched:
+        system = systems[searched.system]
+        if searched.references is None:
+            forms.append(ProductForm.of(system, distance))
+        else:
+            forms.append(ProductForm.of(searched.references.replace(system, distance), "inner_product"))
+    return forms
 
 
-def _form(system: RetrievalSystem, searched: Searched, distance: str) -> ProductForm:
-    if searched.references is None:
-        return ProductForm.of(system, distance)
-    return ProductForm.of(searched.references.replace(system, distance), "inner_product")
+def candidates(shards: Shards, block: Block, k: int) -> list[Found]:
+    """Return for each scan all items of the gallery that can be among the first k at any point, possibly more."""
+    return [
+        (np.concatenate([rows for rows, _ in of_shards]), np.concatenate([keys for _, keys in of_shards]))
+        for of_shards in zip(*shards.nearest(block, k), strict=True)
+    ]
+
+
+def candidates_of(pair: ReplayedPair, of_scans: Sequence[Found]) -> tuple[IntArray, KeyArray, NDArray[np.bool_]]:
+    """Return (query, key, whether it is forward's) of all candidates of a pair. of_scans: of each scan."""
+    forward = of_scans[pair.forward_scan]
+    both = [forward] if pair.hides_backward else [forward, of_scans[pair.backward_scan]]
+    of_query, keys = (np.concatenate(part) for part in zip(*both, strict=True))
+    return of_query, keys, np.arange(len(keys)) < len(forward[1])
 
 
 class LocalShards:

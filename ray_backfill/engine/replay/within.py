@@ -18,11 +18,11 @@ from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.replay.block import Block, Union, exact_keys, first_item
 from ray_backfill.engine.replay.counting import Counter, parts_of_products
 from ray_backfill.engine.replay.engine import usable_cpus
-from ray_backfill.engine.replay.filtered import each_part
+from ray_backfill.engine.replay.filtered import parts_of
 from ray_backfill.engine.replay.keys import distances_of, sort_keys
 from ray_backfill.engine.replay.shard import COUNTED_ITEMS
 from ray_backfill.engine.statistics import relative_weights
-from ray_backfill.engine.systems import Filter, GroundTruth, IntArray, RetrievalSystem
+from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem
 
 # Queries per pass over the gallery, and memory for their counts.
 _BLOCK_QUERIES, _BLOCK_BYTES = 256, 64 << 20
@@ -67,9 +67,18 @@ def count_within(
         distance: "cosine", "l2" or "inner_product".
         report: Called with the number of comparisons of a query and an item after each tile.
     """
-    found = np.unique(cutoffs)
-    if truth.filter is not None:
-        return _count_parts(system, truth, truth.filter, found, segments_RN, points, distance, report)
+    cutoffs = np.unique(cutoffs)
+    total = np.zeros((2, 2, len(segments_RN), points, len(cutoffs)))
+    if truth.filter is not None:  # a query finds items of its part only: sums over the parts
+        largest = 1.0 if truth.weights is None else np.delete(truth.weights, truth.skipped).max()
+        for part in parts_of(truth, [system], [], points):
+            segments_Rn = segments_RN[:, part.items]
+            within = count_within(part.systems[0], part.truth, cutoffs, segments_Rn, points, distance, report)
+            # Weights are relative to the largest of those that are counted together.
+            weights = part.truth.weights
+            unit = 1.0 if weights is None else np.delete(weights, part.truth.skipped).max() / largest
+            total += unit * np.stack([within.backfilled, within.waiting])
+        return Within(cutoffs, total[0], total[1])
     form, scored = ProductForm.of(system, distance), np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
     weights = None if truth.weights is None else relative_weights(truth.weights[scored])
     weights_Q = np.ones(truth.n_queries)
@@ -77,33 +86,15 @@ def count_within(
 
     def count(queries: IntArray) -> NDArray[np.float64]:
         block = Block.of(truth, queries)
-        return _weigh(*_count_block(form, block, found, segments_RN, points - 1, report), weights_Q[queries])
+        return _weigh(*_count_block(form, block, cutoffs, segments_RN, points - 1, report), weights_Q[queries])
 
     # Queries that share positives share the products with them. The blocks do not depend on the number of threads.
     scored = scored[np.argsort(first_item(truth, scored), kind="stable")]
-    of_query = 4 * 8 * len(segments_RN) * points * (len(found) + 1)
+    of_query = 4 * 8 * len(segments_RN) * points * (len(cutoffs) + 1)
     size = max(1, min(_BLOCK_QUERIES, _BLOCK_BYTES // of_query))
-    total = np.zeros((2, 2, len(segments_RN), points, len(found)))
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(usable_cpus()) as pool:
-        for part in pool.map(count, [scored[i : i + size] for i in range(0, len(scored), size)]):
-            total += part
-    return Within(found, total[0], total[1])
-
-
-def _count_parts(
-    system: RetrievalSystem, truth: GroundTruth, parts: Filter, cutoffs: NDArray[np.float32],
-    segments_RN: NDArray[np.uint16], points: int, distance: str, report: Callable[[int], object],
-) -> Within:  # fmt: skip
-    """The same where a query finds items of its part only: sums over the parts."""
-    largest = 1.0 if truth.weights is None else np.delete(truth.weights, truth.skipped).max()
-    total = np.zeros((2, 2, len(segments_RN), points, len(cutoffs)))
-    for part in each_part(truth, parts, [system], [], points):
-        own = (part.systems[0], part.truth, cutoffs, segments_RN[:, part.items], points, distance, report)
-        found = count_within(*own)
-        weights = part.truth.weights
-        # Weights are relative to the largest of those that are counted together.
-        unit = 1.0 if weights is None else np.delete(weights, part.truth.skipped).max() / largest
-        total += unit * np.stack([found.backfilled, found.waiting])
+        for of_block in pool.map(count, [scored[i : i + size] for i in range(0, len(scored), size)]):
+            total += of_block
     return Within(cutoffs, total[0], total[1])
 
 
@@ -126,9 +117,9 @@ def _count_block(
         report(len(block) * (last - first))
     place = np.searchsorted(cutoffs, distances_of(exact_keys(form, block, 0, n_items)))
     right = np.empty(shape, np.int64)
-    for own, segments in zip(right, segments_RN, strict=True):
+    for of_order, segments in zip(right, segments_RN, strict=True):
         at = (block.query_of_positive * n_segments + segments[block.positives]) * (len(cutoffs) + 1) + place
-        own[:] = np.bincount(at, minlength=own.size).reshape(own.shape)
+        of_order[:] = np.bincount(at, minlength=of_order.size).reshape(of_order.shape)
     return counter.finish().reshape(shape).astype(np.int64), right
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ray_backfill.core.errors import unknown_name
 from ray_backfill.core.plugins import own_rows, rows_from_outside
 from ray_backfill.engine.systems import FloatArray, RetrievalSystem, Switch, UpgradePair
-from ray_backfill.learn.expressions import Evaluation, Mapped, Side, stored_models
+from ray_backfill.learn.expressions import Evaluator, Mapped, Side, stored_models
 from ray_backfill.learn.training.fit import Fit
 from ray_backfill.learn.training.settings import BackboneSettings
 
@@ -44,7 +44,7 @@ class Embeddings:
     def systems(self, sides: Sequence[Side], network: Any) -> list[RetrievalSystem]:
         """The systems of these expressions; what they share is computed once. network: the fitted maps."""
         dims = {model: vectors.shape[1] for of in (self.query, self.gallery) for model, vectors in of.items()}
-        query, gallery = (Evaluation(of, network, dims) for of in (self.query, self.gallery))
+        query, gallery = (Evaluator(of, network, dims) for of in (self.query, self.gallery))
         return [RetrievalSystem(query(side.query), gallery(side.gallery)) for side in sides]
 
 
@@ -227,18 +227,18 @@ def _rows(table: str) -> list[Any]:
 
 def find_methods(names: tuple[str, ...]) -> list[Method]:
     """The methods of these names. Raises InputError for an unknown name; the message names similar ones."""
-    known = all_methods()
-    return [known[name] if name in known else _of_any_recall(name, known) for name in names]
-
-
-def _of_any_recall(name: str, known: Mapping[str, Method]) -> Method:
-    """A cascade with its own number of candidates."""
-    base, _, number = name.partition("@")
-    cascade = known.get(f"{base}@{RECALLS}")
-    if cascade is None or not re.fullmatch("[1-9][0-9]{0,8}", number):
-        raise unknown_name("method", name, known)
-    title = cascade.title.replace(str(RECALLS), number)
-    return replace(cascade, name=name, title=title, policy=Cascade(int(number)))
+    known, methods = all_methods(), []
+    for name in names:
+        base, _, number = name.partition("@")
+        cascade = known.get(f"{base}@{RECALLS}")
+        if name in known:
+            methods.append(known[name])
+        elif cascade is not None and re.fullmatch("[1-9][0-9]{0,8}", number):
+            title = cascade.title.replace(str(RECALLS), number)
+            methods.append(replace(cascade, name=name, title=title, policy=Cascade(int(number))))
+        else:
+            raise unknown_name("method", name, known)
+    return methods
 
 
 def models_of(methods: Sequence[Method]) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ from ray_backfill.learn.training.fit import (
 )  # fmt: skip
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 
-Value = TypeVar("Value")
+T = TypeVar("T")
 # X and Y -> weight W, (p, q), and bias b, (q,), of the map X W + b.
 Formula = Callable[[Wide, Wide, AdapterSettings], tuple[Wide, Wide]]
 
@@ -117,7 +117,7 @@ def strength_of(x_Np: Wide, y_Nq: Wide, towards: Callable[[Wide, Wide], Wide] | 
         square = (held_x.T @ held_x) * (weight @ weight.T)
         cross = ((held_x.T @ (part.held_y - drawn_to)) * weight).sum(axis=1)
         inverse = [1 / (scale + strength * scale.mean()) for strength in STRENGTHS]
-        errors.append([float(each @ square @ each - 2 * each @ cross) for each in inverse])
+        errors.append([float(d @ square @ d - 2 * d @ cross) for d in inverse])
     return best_of(STRENGTHS, errors)
 
 
@@ -126,7 +126,7 @@ def rank_of(x_Np: Wide, y_Nq: Wide, strength: float, share: float | None) -> int
     smaller = min(x_Np.shape[1], y_Nq.shape[1])
     if share is not None:
         return max(1, round(share * smaller))
-    ranks = [max(1, round(each * smaller)) for each in RANK_SHARES]
+    ranks = [max(1, round(some * smaller)) for some in RANK_SHARES]
     errors = []
     for part in parts(x_Np, y_Nq):
         weight, directions = regression(part.x, part.y, strength), main_directions(part.x, part.y, strength)
@@ -209,8 +209,8 @@ def regression(x_Np: Wide, y_Nq: Wide, strength: float, towards: Wide | None = N
     with suppress(LinAlgError):  # of dimensions that say nothing, or of fewer items than dimensions
         factor = cho_factor(gram)
         if lapack.dpocon(factor[0], norm)[0] > _LEAST_RCOND:
-            found = cho_solve(factor, right)  # and once more, for what is lost by squaring x
-            return cast("Wide", found + cho_solve(factor, x_Np.T @ (y_Nq - x_Np @ found)))
+            first = cho_solve(factor, right)  # and once more, for what is lost by squaring x
+            return cast("Wide", first + cho_solve(factor, x_Np.T @ (y_Nq - x_Np @ first)))
     return np.linalg.lstsq(x_Np, y_Nq, rcond=None)[0].astype(np.float64)
 
 
@@ -237,7 +237,7 @@ def wide(vectors_Nd: Any, is_cosine: bool) -> Wide:
     return unit(vectors_Nd) if is_cosine else np.asarray(vectors_Nd, np.float64)
 
 
-class Part(NamedTuple):
+class Fold(NamedTuple):
     """One split of the train items: what is fitted on and what is held out, both centred on the means of the former."""
 
     x: Wide
@@ -247,19 +247,19 @@ class Part(NamedTuple):
 
 
 @kept
-def parts(x_Np: Wide, y_Nq: Wide) -> list[Part]:
+def parts(x_Np: Wide, y_Nq: Wide) -> list[Fold]:
     """Fifths of the items in random order, each held out in turn; only the first one where there are many items."""
-    found = []
+    folds = []
     fifths = np.array_split(np.random.default_rng(0).permutation(len(x_Np)), PARTS)
     for held in fifths if len(x_Np) < MANY else fifths[:1]:
         seen = np.ones(len(x_Np), bool)
         seen[held] = False
         mean_x, mean_y = x_Np[seen].mean(0), y_Nq[seen].mean(0)
-        found.append(Part(x_Np[seen] - mean_x, y_Nq[seen] - mean_y, x_Np[held] - mean_x, y_Nq[held] - mean_y))
-    return found
+        folds.append(Fold(x_Np[seen] - mean_x, y_Nq[seen] - mean_y, x_Np[held] - mean_x, y_Nq[held] - mean_y))
+    return folds
 
 
-def best_of(values: Sequence[Value], errors: Sequence[Sequence[float]]) -> Value:
+def best_of(values: Sequence[T], errors: Sequence[Sequence[float]]) -> T:
     """The value of the least error. errors: for each part, one squared error per value, up to a constant."""
     return values[int(np.sum(errors, axis=0).argmin())]
 
@@ -306,9 +306,8 @@ class FormulaFit(Fit):
     def affine(self, data: TrainSet, settings: AdapterSettings, distance: str) -> Affine:
         """The affine map. Cost: O(N p (p + q)), and O((p + q)^3)."""
         is_cosine = distance == "cosine"
-        x, y = (data.vectors[model] for model in self.models)
-        wide_x, wide_y = (wide(v, is_cosine) for v in (x, y))
-        weight, bias = self.formula(wide_x, wide_y, settings)
+        x_Np, y_Nq = (wide(data.vectors[model], is_cosine) for model in self.models)
+        weight, bias = self.formula(x_Np, y_Nq, settings)
         return Affine(weight.T.astype(np.float32), bias.astype(np.float32), is_cosine)
 
 

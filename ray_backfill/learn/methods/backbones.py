@@ -27,12 +27,9 @@ def _of(paper: str, objective: str) -> Deferred:
 _compatible = partial(BackboneKind, like="new", needs_old=True)
 # A simplex in d dimensions has d + 1 vertices, one for each class.
 _simplex = partial(
-    BackboneKind,
-    source="CoReS, 2023",
-    objective=_of("dsimplex", "FixedSimplex"),
-    needs_old=False,
+    BackboneKind, source="CoReS, 2023", objective=_of("dsimplex", "FixedSimplex"), needs_old=False,
     dim_of=lambda classes: classes - 1,
-)
+)  # fmt: skip
 
 BACKBONES = (
     _compatible("advbct", "AdvBCT", "Pan et al. 2023, section 3", objective=_of("advbct", "AdversarialCompatible")),
@@ -57,9 +54,7 @@ _RACT = {
 METHODS = {
     "advbct": (
         backbone_method(
-            "advbct",
-            "AdvBCT",
-            "Pan et al. 2023: {advbct, old}, {advbct, advbct}",
+            "advbct", "AdvBCT", "Pan et al. 2023: {advbct, old}, {advbct, advbct}",
             {
                 "AdvBCT": "Adversarial backward-compatible training: a new model whose embeddings a discriminator "
                 "cannot tell from old ones, and which stay within a learned boundary around the old embeddings of "
@@ -69,9 +64,7 @@ METHODS = {
     ),
     "bct": (
         backbone_method(
-            "bct",
-            "BCT",
-            "Shen et al. 2020: {bct, old}, {bct, bct}",
+            "bct", "BCT", "Shen et al. 2020: {bct, old}, {bct, bct}",
             {
                 "BCT": "Backward-compatible training: a new model that is trained so that the old model's classifier "
                 "also works on its embeddings. Its queries search the old gallery as it is."
@@ -79,13 +72,9 @@ METHODS = {
         ),
     ),
     "dsimplex": (
-        Method(
-            "dsimplex",
-            "d-Simplex",
-            "CoReS, 2023: {dsimplex, dsimplex_old}, {dsimplex, dsimplex}",
-            side("dsimplex", "dsimplex_old"),  # the old gallery is that of a model of its own
-            plain("dsimplex"),
-            "A new backbone",
+        Method(  # the old gallery is that of a model of its own
+            "dsimplex", "d-Simplex", "CoReS, 2023: {dsimplex, dsimplex_old}, {dsimplex, dsimplex}",
+            side("dsimplex", "dsimplex_old"), plain("dsimplex"), "A new backbone",
             glossary={
                 "d-Simplex": "Both models are trained with the same fixed classifier, whose weights are the vertices "
                 "of a regular simplex, so that the new model's queries search the old gallery without any loss for "
@@ -95,9 +84,7 @@ METHODS = {
     ),
     "mixbct": (
         backbone_method(
-            "mixbct",
-            "MixBCT",
-            "Liang et al. 2023: {mixbct, old}, {mixbct, mixbct}",
+            "mixbct", "MixBCT", "Liang et al. 2023: {mixbct, old}, {mixbct, mixbct}",
             {
                 "MixBCT": "Backward-compatible training by one loss: the new model's classifier has to recognise "
                 "batches in which old embeddings replace a share of the new ones."
@@ -108,4 +95,4 @@ METHODS = {
         backbone_method("ract", "RACT", "Zhang et al. 2022: {ract, old}, {ract, ract}", _RACT),
         backbone_method("ract_hard", "RACT hard", "Zhang et al. 2022, hardest negatives", _RACT),
     ),
-}
+}  # fmt: skip

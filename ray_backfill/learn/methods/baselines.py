@@ -12,9 +12,9 @@ distances. Nothing is fitted. ``cascade_map@100`` recalls by {new, A(old)}, so t
 
 from functools import partial
 
-from ray_backfill.learn.expressions import mapped, plain, side
+from ray_backfill.learn.expressions import plain
 from ray_backfill.learn.methods import POLICIES, RECALLS, Cascade, Method, OnlyBackfilled, Reference
-from ray_backfill.learn.methods.adapters import FORMULAS, FormulaFit, relaxed
+from ray_backfill.learn.methods.adapters import FORMULAS, MAPPED_GALLERY, FormulaFit, relaxed
 
 _reference = partial(Method, family="References", policy=Reference())
 # A cheap system recalls K candidates, which the new model re-ranks.
@@ -25,26 +25,16 @@ METHODS = {
         _reference("old", "old", "no upgrade: {old, old} throughout", plain("old"), plain("old")),
         _reference("new", "new", "finished upgrade: {new, new} throughout", plain("new"), plain("new")),
         _reference(
-            "offline",
-            "offline",
-            "{old, old} until t = 1, then {new, new}",
-            plain("old"),
-            plain("new"),
-            policy=Reference(at=1),
-            is_recommended=True,
+            "offline", "offline", "{old, old} until t = 1, then {new, new}", plain("old"), plain("new"),
+            policy=Reference(at=1), is_recommended=True,
             glossary={
                 "Offline": "The upgrade without an online backfill: the old model serves until every item is "
                 "re-embedded, then the new one."
             },
         ),
         Method(
-            "instant",
-            "instant",
-            "a new index is served from the start: only backfilled items can be found",
-            plain("new"),
-            plain("new"),
-            POLICIES,
-            policy=OnlyBackfilled(),
+            "instant", "instant", "a new index is served from the start: only backfilled items can be found",
+            plain("new"), plain("new"), POLICIES, policy=OnlyBackfilled(),
             glossary={
                 "Instant": "The new model serves from the first day, over the items that are backfilled; all others "
                 "cannot be found until they are."
@@ -53,8 +43,7 @@ METHODS = {
     ),
     "cascade": (
         _cascade(
-            f"cascade@{RECALLS}",
-            f"cascade of {RECALLS}, old recalls",
+            f"cascade@{RECALLS}", f"cascade of {RECALLS}, old recalls",
             "re-ranking: {old, old} recalls K items for every query, the new model re-ranks them",
             plain("old"),
             glossary={
@@ -64,15 +53,13 @@ METHODS = {
             },
         ),
         _cascade(
-            f"cascade_map@{RECALLS}",
-            f"cascade of {RECALLS}, {FORMULAS[relaxed]} recalls",
+            f"cascade_map@{RECALLS}", f"cascade of {RECALLS}, {FORMULAS[relaxed]} recalls",
             "re-ranking: {new, A(old)} recalls K items for every query, the new model re-ranks them",
-            side("new", mapped("A", "old")),
-            fit=FormulaFit(relaxed, "old", "new"),
+            MAPPED_GALLERY, fit=FormulaFit(relaxed, "old", "new"),
             glossary={
                 "Cascade": "For every query an index of mapped old embeddings recalls K candidates, and the new model "
                 "re-ranks them. The new model must embed those candidates that are not backfilled yet."
             },
         ),
     ),
-}
+}  # fmt: skip

@@ -70,9 +70,9 @@ class ConvexFit(FormulaFit):
         queries = items[:QUERIES]
         old_Nd, new_Nn = unit(old[items]), unit(new[items])
         some = (old_Nd[: len(queries)], new_Nn[: len(queries)])
-        found = recalls_at_1(some, (old_Nd, new_Nn), [(1 - alpha, alpha) for alpha in ALPHAS], data.label[items])
+        recalls = recalls_at_1(some, (old_Nd, new_Nn), [(1 - alpha, alpha) for alpha in ALPHAS], data.label[items])
         searched = 2 * len(queries) * len(items) * (old.shape[1] + new.shape[1])
-        return Fitted(Convex(np.array([ALPHAS[int(np.argmax(found))]], np.float32)), searched)
+        return Fitted(Convex(np.array([ALPHAS[int(np.argmax(recalls))]], np.float32)), searched)
 
 
 _BOTH = mapped("convex", "old", "new")

@@ -100,14 +100,9 @@ class TransformFit(FitByItems):
 
 
 def _method(
-    name: str,
-    title: str,
-    source: str,
-    fit: TransformFit,
-    family: str = "Maps old to new",
-    glossary: Mapping[str, str] | None = None,
-    is_recommended: bool = False,
-) -> Method:
+    name: str, title: str, source: str, fit: TransformFit, family: str = "Maps old to new",
+    glossary: Mapping[str, str] | None = None, is_recommended: bool = False,
+) -> Method:  # fmt: skip
     """{target, h(inputs)} and {target, target}: the backward gallery is h of stored embeddings."""
     backward, forward = side(fit.target, mapped("h", *fit.inputs)), plain(fit.target)
     return Method(
@@ -135,34 +130,25 @@ _certain = partial(_method, glossary=_FASTFILL)
 METHODS = {
     "fastfill": (
         _uncertain(
-            "fastfill", "FastFill", "FastFill, eq. 5: l2 + disc, uncertain", TransformFit(disc=True, uncertainty=True)
+            "fastfill", "FastFill", "FastFill, eq. 5: l2 + disc, uncertain", TransformFit(disc=True, uncertainty=True),
         ),
         _certain("fastfill_l2_disc", "FastFill l2+disc", "FastFill, eq. 3", TransformFit(disc=True)),
         _certain("fastfill_disc", "FastFill disc", "FastFill, eq. 3 without l2", TransformFit(l2=False, disc=True)),
         _uncertain("fastfill_l2_u", "FastFill l2, uncertain", "FastFill, eq. 4", TransformFit(uncertainty=True)),
         _uncertain(
-            "fastfill_disc_u",
-            "FastFill disc, uncertain",
-            "FastFill, eq. 5 without l2",
+            "fastfill_disc_u", "FastFill disc, uncertain", "FastFill, eq. 5 without l2",
             TransformFit(l2=False, disc=True, uncertainty=True),
         ),
     ),
     "fct": (
         _method("fct", "FCT", "FCT, eq. 3: ||new - h(old)||^2", TransformFit(), glossary=_FCT, is_recommended=True),
         _method(
-            "fct_side",
-            "FCT + side info",
-            "FCT, section 4.3: h(old, side)",
-            TransformFit(("old", "side")),
+            "fct_side", "FCT + side info", "FCT, section 4.3: h(old, side)", TransformFit(("old", "side")),
             glossary=_FCT | _SIDE,
         ),
         _method(
-            "bict",
-            "BiCT",
-            "BCT backbone, then FCT's loss for h(old) towards it",
-            TransformFit(target="bct"),
-            "A new backbone",
-            _BICT,
+            "bict", "BiCT", "BCT backbone, then FCT's loss for h(old) towards it", TransformFit(target="bct"),
+            "A new backbone", _BICT,
         ),
     ),
-}
+}  # fmt: skip

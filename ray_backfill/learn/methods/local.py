@@ -96,8 +96,7 @@ class LocalFit(FormulaFit):
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
         is_cosine = distance == "cosine"
-        x, y = (data.vectors[model] for model in self.models)
-        x_Np, y_Nq = (wide(v, is_cosine) for v in (x, y))
+        x_Np, y_Nq = (wide(data.vectors[model], is_cosine) for model in self.models)
         weight_pq, bias_q = self.formula(x_Np, y_Nq, settings.adapters)
         left_Nq = y_Nq - x_Np @ weight_pq - bias_q
         k = min(_MOST, max(1, len(x_Np) // (_PER_DIMENSION * x_Np.shape[1])))

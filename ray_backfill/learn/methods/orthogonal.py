@@ -70,27 +70,17 @@ _MAPPED = Side(_B, mapped("F", "old"))
 
 METHODS = (
     _joint(
-        "orthogonal",
-        "orthogonal B and F",
-        "lambda-Orthogonality, 2025, eq. 2 and 7 to 10",
-        _MAPPED,
-        fit=JointFit(strict=True),
-        glossary=_WORDS,
+        "orthogonal", "orthogonal B and F", "lambda-Orthogonality, 2025, eq. 2 and 7 to 10", _MAPPED,
+        fit=JointFit(strict=True), glossary=_WORDS,
     ),
     _joint(
-        "lambda_orthogonal",
-        "lambda-orthogonal B and F",
-        "lambda-Orthogonality, 2025, eq. 2 and 6 to 10",
-        _MAPPED,
-        fit=JointFit(),
-        glossary=_WORDS | _LAMBDA,
+        "lambda_orthogonal", "lambda-orthogonal B and F", "lambda-Orthogonality, 2025, eq. 2 and 6 to 10", _MAPPED,
+        fit=JointFit(), glossary=_WORDS | _LAMBDA,
     ),
     _joint(
-        "lambda_orthogonal_query",
-        "lambda-orthogonal B",
+        "lambda_orthogonal_query", "lambda-orthogonal B",
         "lambda-Orthogonality, 2025, appendix H: the old gallery stays as it is",
         Side(Resized(_B, "old"), Stored("old")),  # compared by the dimensions of the loss
-        fit=JointFit(),
-        glossary=_WORDS | _LAMBDA,
+        fit=JointFit(), glossary=_WORDS | _LAMBDA,
     ),
-)
+)  # fmt: skip

@@ -230,15 +230,9 @@ _towards = partial(
 
 METHODS = {
     "rank_merge": (
-        Method(
-            "rm_naive",
-            "RM naive",
-            "rank merge, section 3.2",
-            plain("old"),  # a query is embedded by both models
-            plain("new"),
-            "Rank merge",
-            is_recommended=True,
-            glossary=_RM,
+        Method(  # a query is embedded by both models
+            "rm_naive", "RM naive", "rank merge, section 3.2", plain("old"), plain("new"), "Rank merge",
+            is_recommended=True, glossary=_RM,
         ),
         _trained("rqt", "RM RQT", "eq. 9", "rqt"),
         _trained("cl_s", "RM CL-S", "eq. 10", "cl_s"),
@@ -250,28 +244,17 @@ METHODS = {
         _trained("rm", "full RM", "eq. 11-13: MCL with rho", "mcl", has_rho=True, is_best=True),
     ),
     "controls": (
-        Method(
-            "rho_alone",
-            "{rho, rho}, rho alone",
-            "second term of rank merge, eq. 14",
-            _BOTH_RHO,  # the finished upgrade at all times, like the reference ``new``
-            _BOTH_RHO,
-            CONTROLS,
-            _RHO_ALONE,
-            Reference(),
-            glossary=_ALONE,
+        Method(  # the finished upgrade at all times, like the reference ``new``
+            "rho_alone", "{rho, rho}, rho alone", "second term of rank merge, eq. 14", _BOTH_RHO, _BOTH_RHO, CONTROLS,
+            _RHO_ALONE, Reference(), glossary=_ALONE,
         ),
         _towards(
-            "fct_rho",
-            "FCT towards rho alone",
-            "FCT, eq. 3: ||rho(new) - h(old)||^2",
+            "fct_rho", "FCT towards rho alone", "FCT, eq. 3: ||rho(new) - h(old)||^2",
             fit=TowardsRhoFit(_RHO_ALONE, TransformFit(target=RHO)),
         ),
         _towards(
-            "fastfill_rho",
-            "FastFill towards rho alone",
-            "FastFill, eq. 5, with rho(new) in place of new",
+            "fastfill_rho", "FastFill towards rho alone", "FastFill, eq. 5, with rho(new) in place of new",
             fit=TowardsRhoFit(_RHO_ALONE, TransformFit(target=RHO, disc=True, uncertainty=True)),
         ),
     ),
-}
+}  # fmt: skip

@@ -99,11 +99,11 @@ class SlerpFit(FormulaFit):
         queries = items[:QUERIES]
         u_Qd, v_Qd = middle.ends(old[queries], new[queries])
         old_Nd = unit(old[items])
-        found = recalls_at_1(
+        recalls = recalls_at_1(
             (u_Qd, v_Qd), (old_Nd, old_Nd), [weights(u_Qd, v_Qd, alpha) for alpha in ALPHAS], data.label[items]
         )
         searched = 4 * len(queries) * len(items) * old.shape[1]
-        return Fitted(replace(middle, alpha=ALPHAS[int(np.argmax(found))]), flops + searched)
+        return Fitted(replace(middle, alpha=ALPHAS[int(np.argmax(recalls))]), flops + searched)
 
 
 def recalls_at_1(
@@ -124,26 +124,21 @@ def recalls_at_1(
         rows = np.arange(first, min(first + _ROWS, len(queries[0])))
         one_BN, two_BN = (query[rows] @ item.T for query, item in zip(queries, items, strict=True))
         for i, both in enumerate(weights):
-            of_one, of_two = (each[rows] if isinstance(each, np.ndarray) else each for each in both)
+            of_one, of_two = (weight[rows] if isinstance(weight, np.ndarray) else weight for weight in both)
             similar_BN = of_one * one_BN + of_two * two_BN
             similar_BN[np.arange(len(rows)), rows] = -np.inf
             right[i] += np.count_nonzero(label_N[similar_BN.argmax(1)] == label_N[rows])
-    return [int(each) / len(queries[0]) for each in right]
+    return [int(hits) / len(queries[0]) for hits in right]
 
 
 METHODS = (
-    Method(
-        "slerp",
-        "SLERP",
-        "Ricci et al. 2026: Procrustes, then spherical interpolation",
-        side(mapped("slerp", "old", "new"), "old"),  # a query is embedded by both models
-        plain("new"),
-        "Adapters",
-        SlerpFit(procrustes, "new", "old"),
+    Method(  # a query is embedded by both models
+        "slerp", "SLERP", "Ricci et al. 2026: Procrustes, then spherical interpolation",
+        side(mapped("slerp", "old", "new"), "old"), plain("new"), "Adapters", SlerpFit(procrustes, "new", "old"),
         is_recommended=True,
         glossary={
             "SLERP": "Spherical interpolation: old items are searched with a point between the old query and the new "
             "one, which is rotated into the old space. Each query is embedded by both models."
         },
     ),
-)
+)  # fmt: skip

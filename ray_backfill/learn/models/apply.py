@@ -119,7 +119,18 @@ def transform(network: FittedMap, *vectors_Np: FloatArray) -> FloatArray:
     others in its batch: shards of a gallery must give the same as the whole gallery. Memory: the result, which is
     mapped from a temporary file if it is large.
     """
-    mapped_of = network if isinstance(network, FormulaMap) else _by_torch(network)
+    mapped_of: Callable[..., Wide]
+    if isinstance(network, FormulaMap):
+        mapped_of = network
+    else:
+        import torch
+
+        wide = copy.deepcopy(network).double().eval()
+
+        def mapped_of(*vectors_Bp: Wide) -> Wide:
+            with torch.inference_mode():
+                return wide(*map(torch.from_numpy, vectors_Bp)).numpy()
+
     n, out = len(vectors_Np[0]), np.empty((0, 0), np.float32)
     for first in range(0, n, _ROWS):
         mapped = mapped_of(*(v[first : first + _ROWS].astype(np.float64) for v in vectors_Np))
@@ -127,19 +138,6 @@ def transform(network: FittedMap, *vectors_Np: FloatArray) -> FloatArray:
             out = room_for(n, mapped.shape[1], np.float32)
         out[first : first + len(mapped)] = mapped
     return out
-
-
-def _by_torch(network: nn.Module) -> Callable[..., Wide]:
-    """The network as a function of float64 arrays."""
-    import torch
-
-    wide = copy.deepcopy(network).double().eval()
-
-    def mapped(*vectors_Bp: Wide) -> Wide:
-        with torch.inference_mode():
-            return wide(*map(torch.from_numpy, vectors_Bp)).numpy()
-
-    return mapped
 
 
 def named_map(network: Any, name: str) -> Any:
@@ -212,13 +210,6 @@ def weights_of(network: FittedMap) -> dict[str, NDArray[Any]]:
     return {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
 
 
-def _kind_of(name: Any) -> Any:
-    """The class of a kind of map: ours, or one in the table ``MAPS`` of a plugin. A file names a kind, and no code."""
-    if name in KINDS:
-        return KINDS[name].load()
-    return next((kind for kind in rows_from_outside("MAPS") if kind.kind == name), None)
-
-
 def save_network(folder: Path, network: FittedMap) -> None:
     """Write ``model.safetensors`` and ``network.json`` of a map of a known kind."""
     weights = {name: np.asarray(array, order="C") for name, array in weights_of(network).items()}
@@ -229,21 +220,23 @@ def save_network(folder: Path, network: FittedMap) -> None:
 def load_network(folder: Path) -> Any:
     """Load a map, a network in eval mode. Raises InputError if its files are missing or do not fit."""
     value, path = read_json(folder / "network.json"), folder / "model.safetensors"
-    kind, shape = _kind_of(value.get("kind")), value.get("shape", {})
+    name, shape = value.get("kind"), value.get("shape", {})
+    # A file names a kind, and no code: one of ours, or one in the table ``MAPS`` of a plugin.
+    of_plugins = (kind for kind in rows_from_outside("MAPS") if kind.kind == name)
+    kind: Any = KINDS[name].load() if name in KINDS else next(of_plugins, None)
     if kind is None:
         raise InputError(
-            f"{folder / 'network.json'}: unknown kind {value.get('kind')!r}; install the plugin that has it, or train "
-            "it again"
+            f"{folder / 'network.json'}: unknown kind {name!r}; install the plugin that has it, or train it again"
         )
     is_formula = isinstance(kind, type) and issubclass(kind, FormulaMap)
     try:
         weights = safetensors.numpy.load_file(path)
         if is_formula:
             given = {field.name: shape[field.name] for field in fields(kind) if field.name not in kind.arrays}
-            found = kind(**given, **{field: weights[name] for field, name in kind.arrays.items()})
-            if found.shape != shape:
-                raise ValueError(f"its weights are those of {found.shape}")
-            return found
+            formula = kind(**given, **{field: weights[name] for field, name in kind.arrays.items()})
+            if formula.shape != shape:
+                raise ValueError(f"its weights are those of {formula.shape}")
+            return formula
         import torch
 
         network = kind(**shape)

@@ -221,10 +221,10 @@ def _statistics(settings: BackboneSettings, channels: int) -> tuple[tuple[float,
         from transformers.image_processing_utils import BaseImageProcessor
 
         try:
-            own, _ = BaseImageProcessor.get_image_processor_dict(settings.arch.removeprefix("hf:"))
+            stated, _ = BaseImageProcessor.get_image_processor_dict(settings.arch.removeprefix("hf:"))
         except OSError:
-            own = {}
-        mean, std = tuple(own.get("image_mean") or mean), tuple(own.get("image_std") or std)
+            stated = {}
+        mean, std = tuple(stated.get("image_mean") or mean), tuple(stated.get("image_std") or std)
     return mean, std
 
 

@@ -80,7 +80,6 @@ def train_mlp(
 
     models: the source and the target model of the map. unit: on vectors of length 1.
     """
-    device = device or torch.device("cpu")
     source, target = (all_views(data, model, device) for model in models)
     if unit:
         target = F.normalize(target, dim=1)

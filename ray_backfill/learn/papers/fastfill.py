@@ -95,7 +95,7 @@ def train_transform(
     If the losses are ``relative``, it is trained on embeddings divided by their spread, and the factors are then moved
     into its first and last layers: the same map results, whatever the scale of the embeddings.
     """
-    device, settings = device or torch.device("cpu"), training.loss
+    settings = training.loss
     scale = {name: spread(data.vectors[name]) if settings.relative else 1.0 for name in fit.models}
     inputs = [all_views(data, name, device).div_(scale[name]) for name in fit.inputs]
     target = all_views(data, fit.target, device).div_(scale[fit.target])

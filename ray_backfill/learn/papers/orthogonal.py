@@ -37,7 +37,7 @@ class JointMaps(nn.Module):
     def __init__(self, old_dim: int, new_dim: int, strict: bool, unit: bool = True) -> None:
         super().__init__()
         self.shape: dict[str, Any] = {"old_dim": old_dim, "new_dim": new_dim, "strict": strict, "unit": unit}
-        self.to_old, self.to_new = _Affine(new_dim, new_dim, unit), _Affine(old_dim, new_dim, unit)
+        self.to_old, self.to_new = _AffineLayer(new_dim, new_dim, unit), _AffineLayer(old_dim, new_dim, unit)
         if strict:
             nn.init.zeros_(self.to_old.linear.bias.requires_grad_(False))
 
@@ -46,7 +46,7 @@ class JointMaps(nn.Module):
         return self.to_new(old_Bd), self.to_old(new_Bn)
 
 
-class _Affine(nn.Module):
+class _AffineLayer(nn.Module):
     """x W + b, with x scaled to length 1 if ``unit`` is set."""
 
     def __init__(self, inputs: int, outputs: int, unit: bool) -> None:
@@ -125,7 +125,6 @@ def train_joint(
     strict: B is a rotation, the matrix exponential of a skew-symmetric matrix, from the identity on; other maps start
     at random. unit: on embeddings of length 1.
     """
-    device = device or torch.device("cpu")
     torch.manual_seed(training.seed)
     old, new = (all_views(data, model, device) for model in ("old", "new"))
     if unit:

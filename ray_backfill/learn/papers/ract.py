@@ -51,13 +51,8 @@ def contrast(new_bd: Tensor, old_bd: Tensor, target_b: Tensor, tau: float, harde
     old_bd = F.normalize(old_bd, dim=1)
     positive_b = (towards_old_bd * old_bd).sum(1) / tau
     negatives = [towards_old_bd @ gather(old_bd).T / tau, new_bd @ gather(new_bd).T / tau]
-    kept = [_hardest(logits_bB.masked_fill(~other_bB, -torch.inf), hardest) for logits_bB in negatives]
+    kept = [logits_bB.masked_fill(~other_bB, -torch.inf) for logits_bB in negatives]
+    if hardest is not None:
+        kept = [logits_bB.topk(min(hardest, logits_bB.shape[1]), dim=1).values for logits_bB in kept]
     everything_b = torch.cat([positive_b[:, None], *kept], dim=1).logsumexp(1)
     return (everything_b - positive_b) * (target_b >= 0)
-
-
-def _hardest(logits_bB: Tensor, hardest: int | None) -> Tensor:
-    """The largest logits of each row; all of them if ``hardest`` is None."""
-    if hardest is None:
-        return logits_bB
-    return logits_bB.topk(min(hardest, logits_bB.shape[1]), dim=1).values

@@ -25,7 +25,14 @@ from torch.nn.parallel import DistributedDataParallel
 from ray_backfill.learn.models.gather import GlobalBatchNorm, gather, rank_and_size
 from ray_backfill.learn.papers.fct import Transform
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet, anchors_per_worker
-from ray_backfill.learn.training.map_loop import Rows, all_views, draw_views, for_all_views, train_map, warmup_cosine
+from ray_backfill.learn.training.map_loop import (
+    BatchRows,
+    all_views,
+    draw_views,
+    for_all_views,
+    train_map,
+    warmup_cosine,
+)
 from ray_backfill.learn.training.settings import HeadTraining, LossSettings
 
 
@@ -74,7 +81,7 @@ class LossBatch:
     first: int
 
     @property
-    def own(self) -> slice:
+    def anchors(self) -> slice:
         """Positions of the anchors among all items."""
         return slice(self.first, self.first + len(self.reverse_bd))
 
@@ -85,7 +92,7 @@ HeadLoss = Callable[[LossBatch, LossSettings], Tensor]
 
 def rqt(batch: LossBatch, settings: LossSettings) -> Tensor:
     """Mean distance of each anchor's psi(rho(new)) to its own old embedding. Source: eq. 9."""
-    own_bd = batch.old_Bd[batch.own]
+    own_bd = batch.old_Bd[batch.anchors]
     if settings.distance == "cosine":
         return (1 - F.cosine_similarity(batch.reverse_bd, own_bd)).mean()
     return (batch.reverse_bd - own_bd).norm(dim=1).mean()
@@ -120,15 +127,15 @@ def mcl(batch: LossBatch, settings: LossSettings) -> Tensor:
 
 def _old_sums(batch: LossBatch, settings: LossSettings) -> tuple[Tensor, Tensor]:
     """``_log_sums`` of the backward system, {psi(rho(new)), old}."""
-    same_bB = batch.label_B[batch.own, None] == batch.label_B[None, :]
+    same_bB = batch.label_B[batch.anchors, None] == batch.label_B[None, :]
     return _log_sums(_distances(batch.reverse_bd, batch.old_Bd, settings.distance), same_bB, ~same_bB, settings)
 
 
 def _new_sums(batch: LossBatch, settings: LossSettings) -> tuple[Tensor, Tensor]:
     """``_log_sums`` of the forward system, {rho(new), rho(new)}."""
-    same_bB = batch.label_B[batch.own, None] == batch.label_B[None, :]
+    same_bB = batch.label_B[batch.anchors, None] == batch.label_B[None, :]
     negative_bB = ~same_bB
-    same_bB[:, batch.own].fill_diagonal_(False)  # an item's distance to itself is always 0
+    same_bB[:, batch.anchors].fill_diagonal_(False)  # an item's distance to itself is always 0
     return _log_sums(_distances(batch.forward_bd, batch.forward_Bd, settings.distance), same_bB, negative_bB, settings)
 
 
@@ -181,7 +188,6 @@ def train_heads(
 
     label_N: the class of each item.
     """
-    device = device or torch.device("cpu")
     rank, size = rank_and_size()
     share = anchors_per_worker(label_N, training, size)
     old, new = (all_views(data, model, device) for model in ("old", "new"))
@@ -191,7 +197,7 @@ def train_heads(
     model: nn.Module = DistributedDataParallel(heads) if size > 1 else heads
     rng, view_of = np.random.default_rng(training.seed), draw_views(data, training.seed)
 
-    def loss_of(rows: Rows) -> Tensor:
+    def loss_of(rows: BatchRows) -> Tensor:
         everyone = torch.from_numpy(rows).to(device)
         reverse_bd, forward_bd = model(new[everyone[rank * share : (rank + 1) * share]])
         # Every worker has all stored embeddings and labels, so only the outputs of the heads are gathered.

@@ -25,7 +25,14 @@ from ray_backfill.learn.models.gather import gather, rank_and_size
 from ray_backfill.learn.training import batches
 from ray_backfill.learn.training.batches import PixelFeed, Work, augment
 from ray_backfill.learn.training.map_loop import warmup_cosine
-from ray_backfill.learn.training.objective import Classification, MakeObjective, Objective, OldModel, freeze_old
+from ray_backfill.learn.training.objective import (
+    Classification,
+    MakeObjective,
+    Objective,
+    OldModel,
+    PlainImages,
+    freeze_old,
+)
 from ray_backfill.learn.training.settings import BackboneTraining
 
 # Images of a step whose cost is counted by running it, for models that cannot be built without data.
@@ -102,8 +109,8 @@ def train_backbone(
     batch = images_per_worker(len(rows), info.classes, settings, size)
     feed = PixelFeed(source, rows, threads, batches.CACHE_BYTES // size)
     targets = np.searchsorted(info.classes, source.items("train").labels_N)
-    with_means = settings.compatible.pseudo_weights
-    frozen = freeze_old(old, info, feed, rows, targets, device, with_means) if old else None
+    images = PlainImages(feed, rows, targets, device)
+    frozen = freeze_old(old, info, images, settings.compatible.pseudo_weights) if old else None
     torch.manual_seed(settings.seed)
     objective = make_objective(info.build().to(device), info, settings, frozen).to(device)
     steps = len(rows) // (batch * size)
@@ -124,19 +131,14 @@ def train_backbone(
             loss, right, seen = gather(sums[None]).sum(0).tolist()
             waited, seen = feed.times.wait_s / max(time.perf_counter() - started, 1e-9), max(1, seen)
             on_epoch(Epoch(epoch, loss / seen, right / seen, waited, objective.shares(), training.save))
-    work = _work_since(started, started_cpu, feed, steps * batch * (settings.epochs - done))
-    flops = training.flops_of_step * steps * settings.epochs * size
-    return TrainedBackbone(objective.backbone.eval(), feed.broken, flops, work)
-
-
-def _work_since(started: float, started_cpu: float, feed: PixelFeed, images: int) -> Work:
-    """This worker's work since these times (wall clock and CPU)."""
-    return Work(
-        images=images,
+    work = Work(
+        images=steps * batch * (settings.epochs - done),
         model_s=time.perf_counter() - started - feed.times.wait_s,
         cpu_s=time.process_time() - started_cpu,
         **asdict(feed.times),
     )
+    flops = training.flops_of_step * steps * settings.epochs * size
+    return TrainedBackbone(objective.backbone.eval(), feed.broken, flops, work)
 
 
 class _Training:
@@ -261,8 +263,8 @@ def step_cost(
             losses, _ = objective([view] * objective.n_views, target)
             losses.sum().backward()
     state = [*objective.parameters(), *objective.buffers()]
-    of_state = {each.untyped_storage()._cdata for each in state}
+    of_state = {tensor.untyped_storage()._cdata for tensor in state}
     sizes = [storage.nbytes() for address, storage in kept.items() if address not in of_state]
-    trained = sum(each.nbytes for each in objective.parameters() if each.requires_grad)
-    fixed = sum(each.nbytes for each in state) + 3 * trained
+    trained = sum(parameter.nbytes for parameter in objective.parameters() if parameter.requires_grad)
+    fixed = sum(tensor.nbytes for tensor in state) + 3 * trained
     return StepCost(flops() * batch / counted, (sum(sizes) + 2 * max(sizes, default=0)) // counted, fixed)

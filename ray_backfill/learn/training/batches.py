@@ -88,7 +88,12 @@ def augment(pixels_BCSS: Tensor, settings: Augmentation, draw: Draw | None = Non
     ]
     grid = F.affine_grid(torch.stack(rows, dim=1), list(pixels_BCSS.shape), align_corners=False)
     views = F.grid_sample(pixels_BCSS, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return _recoloured(views, settings.colour, rand) if settings.colour else views
+    if not settings.colour:
+        return views
+    # Contrast around each channel's mean, then brightness.
+    contrast, brightness = (1 + (rand(*views.shape[:2], 1, 1) * 2 - 1) * settings.colour for _ in range(2))
+    mean = views.mean((2, 3), keepdim=True)
+    return (((views - mean) * contrast + mean) * brightness).clamp(0, 1)
 
 
 def own_view(pixels_BCSS: Tensor, settings: Augmentation, ids_B: NDArray[np.int64], view: int, seed: int) -> Tensor:
@@ -96,19 +101,12 @@ def own_view(pixels_BCSS: Tensor, settings: Augmentation, ids_B: NDArray[np.int6
 
     It is the same in every batch, part and process.
     """
-    own = [np.random.default_rng([seed, view, int(image_id) % 2**64]) for image_id in ids_B]
+    rngs = [np.random.default_rng([seed, view, int(image_id) % 2**64]) for image_id in ids_B]
 
     def draw(_: int, *shape: int) -> Tensor:
-        return torch.from_numpy(np.array([rng.random(shape) for rng in own], np.float32))
+        return torch.from_numpy(np.array([rng.random(shape) for rng in rngs], np.float32))
 
     return augment(pixels_BCSS, settings, draw)
-
-
-def _recoloured(pixels_BCSS: Tensor, limit: float, rand: Draw) -> Tensor:
-    """Change the contrast around each channel's mean, then the brightness, by random factors within 1 +- limit."""
-    contrast, brightness = (1 + (rand(*pixels_BCSS.shape[:2], 1, 1) * 2 - 1) * limit for _ in range(2))
-    mean = pixels_BCSS.mean((2, 3), keepdim=True)
-    return (((pixels_BCSS - mean) * contrast + mean) * brightness).clamp(0, 1)
 
 
 @dataclass(frozen=True)
@@ -242,6 +240,7 @@ def feeding(work: Work, cpus: int, on_gpu: bool, lent_cpus: int = 0) -> Feeding 
     model_cpu_s = max(work.cpu_s - work.decode_cpu_s - work.write_cpu_s, 0.0)
     seconds = {"decode": work.decode_cpu_s + work.lent_cpu_s, "model": model_cpu_s, "write": work.write_cpu_s}
     spent = sum(seconds.values())
+    own, own_s = work.decoded - work.lent, work.decode_s - work.lent_s
     return Feeding(
         decode_per_cpu=_rate(work.images, work.decode_s if on_gpu else work.decode_cpu_s + work.lent_cpu_s),
         model_per_device=_rate(work.images, max(work.model_s, 1e-9)),
@@ -253,13 +252,8 @@ def feeding(work: Work, cpus: int, on_gpu: bool, lent_cpus: int = 0) -> Feeding 
         image_bytes=work.pixel_bytes / max(work.decoded, 1),
         lent_cpus=lent_cpus,
         lent=work.lent / max(work.decoded, 1),
-        lent_speed=_speed_of_lent(work),
+        lent_speed=(own_s / own) / (work.lent_s / work.lent) if own and work.lent and work.lent_s else 0.0,
     )
-
-
-def _speed_of_lent(work: Work) -> float:
-    own, own_s = work.decoded - work.lent, work.decode_s - work.lent_s
-    return (own_s / own) / (work.lent_s / work.lent) if own and work.lent and work.lent_s else 0.0
 
 
 def _rate(images: int, seconds: float) -> float:

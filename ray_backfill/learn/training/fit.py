@@ -85,17 +85,17 @@ def kept(function: Function) -> Function:
     """A function of arrays, which must not change, and of numbers, whose results ``keeping`` keeps."""
 
     @wraps(function)
-    def found(*given: Any, **named: Any) -> Any:
-        known, all_ = _KEPT.get(), (*given, *named.values())
-        arrays = [each for each in all_ if isinstance(each, np.ndarray)]
-        if known is None or max(each.nbytes for each in arrays) > _MOST_KEPT:
+    def cached(*given: Any, **named: Any) -> Any:
+        known, values = _KEPT.get(), (*given, *named.values())
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
+        if known is None or max(array.nbytes for array in arrays) > _MOST_KEPT:
             return function(*given, **named)
-        key = (function.__name__, *(id(each) if isinstance(each, np.ndarray) else each for each in all_))
+        key = (function.__name__, *(id(value) if isinstance(value, np.ndarray) else value for value in values))
         if key not in known:
             known[key] = function(*given, **named), arrays  # while these live, no other array has their ids
         return known[key][0]
 
-    return cast("Function", found)
+    return cast("Function", cached)
 
 
 def train_set(split: TrainSplit | EmbeddingFolder) -> TrainSet:

@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ray_backfill.core.progress import detail
 from ray_backfill.learn.models.apply import counted_flops
 from ray_backfill.learn.models.gather import gather, rank_and_size
-from ray_backfill.learn.training.fit import OnEpoch, TrainSet, share_of_batch
+from ray_backfill.learn.training.fit import Device, OnEpoch, TrainSet, share_of_batch
 from ray_backfill.learn.training.settings import TransformTraining
 
 # Rows of one batch, (B,).
-Rows = NDArray[np.int64]
+BatchRows = NDArray[np.int64]
 # Makes the draw of views independent of that of batches.
 _VIEWS_STREAM = 1
 
@@ -30,8 +30,8 @@ def train_map(
     optimizer: torch.optim.Optimizer,
     epochs: int,
     steps: int,
-    batches_of: Callable[[int], Iterable[Rows]],
-    loss_of: Callable[[Rows], Tensor],
+    batches_of: Callable[[int], Iterable[BatchRows]],
+    loss_of: Callable[[BatchRows], Tensor],
     factor_of: Callable[[int, int], float],
     on_epoch: OnEpoch,
 ) -> int:
@@ -63,13 +63,13 @@ def train_map(
     return flops_of_step * epochs * steps * rank_and_size()[1]
 
 
-def all_views(data: TrainSet, model: str, device: torch.device) -> Tensor:
+def all_views(data: TrainSet, model: str, device: Device) -> Tensor:
     """(K N, d) float32 embeddings of all views, the plain ones first. Cost: memory for a copy."""
     views = data.views[model] if data.views else ()
     return torch.from_numpy(np.concatenate([data.vectors[model], *views], dtype=np.float32)).to(device)
 
 
-def for_all_views(data: TrainSet, values_N: NDArray[Any], device: torch.device) -> Tensor:
+def for_all_views(data: TrainSet, values_N: NDArray[Any], device: Device) -> Tensor:
     """(K N,) values of items, repeated for each view."""
     return torch.from_numpy(np.tile(values_N, data.n_views)).to(device)
 
@@ -89,7 +89,7 @@ def train_by_items(
     data: TrainSet,
     settings: TransformTraining,
     loss_of: Callable[[nn.Module, Tensor], Tensor],
-    device: torch.device,
+    device: Device,
     on_epoch: OnEpoch,
 ) -> int:
     """Train a network whose loss is a mean over items.

@@ -164,82 +164,74 @@ def fit_width(vectors_Bd: Tensor, width: int) -> Tensor:
     return F.pad(vectors_Bd, (0, width - vectors_Bd.shape[1]))  # a negative pad truncates
 
 
-def freeze_old(
-    old: OldModel,
-    info: BackboneInfo,
-    feed: PixelFeed,
-    rows: NDArray[np.int64],
-    targets: NDArray[np.int64],
-    device: torch.device,
-    with_means: bool = False,
-) -> OldModel:
+# Rows, class positions (b,) and embeddings (b, d) of readable images.
+_EmbeddedBatch = tuple[NDArray[np.int64], Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class PlainImages:
+    """Images of the train split without augmentation.
+
+    feed: reads them. rows: of the images. targets: class positions of all rows of the split. device: of the old model.
+    """
+
+    feed: PixelFeed
+    rows: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    device: torch.device
+
+    def embedded(self, embed: Callable[[Tensor], Tensor]) -> Iterator[_EmbeddedBatch]:
+        """This worker's share of them, in batches."""
+        rank, size = rank_and_size()
+        mine = self.rows[rank::size]
+        batches = [mine[i : i + _BATCH] for i in range(0, len(mine), _BATCH)]
+        for batch, (pixels, readable) in zip(batches, self.feed.batches(batches), strict=True):
+            vectors = embed(pixels_to_float(pixels[torch.from_numpy(readable)].to(self.device)))
+            yield batch[readable], torch.from_numpy(self.targets[batch[readable]]).to(self.device), vectors
+
+
+def freeze_old(old: OldModel, info: BackboneInfo, images: PlainImages, with_means: bool = False) -> OldModel:
     """The old model on the device, in eval mode, with class means if it knows none of the new model's classes.
 
-    A class mean is the mean old embedding of the class's images without augmentation. info: describes the new model.
-    targets: positions of the classes of all train rows. with_means: with class means in any case. Under DDP every
-    worker calls this.
+    A class mean is the mean old embedding of the class's images. info: describes the new model. with_means: with class
+    means in any case. Under DDP every worker calls this.
     """
-    old = replace(old, network=old.network.to(device).eval().requires_grad_(False))
-    images, shape = (feed, rows, targets, device), (len(info.classes), old.info.backbone.dim)
-    old = replace(old, spread=partial(class_spread, old.embed, shape, *images))
+    old = replace(old, network=old.network.to(images.device).eval().requires_grad_(False))
+    shape = len(info.classes), old.info.backbone.dim
+    old = replace(old, spread=partial(class_spread, old.embed, shape, images))
     if set(old.info.classes) & set(info.classes) and not with_means:
         return old
-    return replace(old, class_means_Cd=_class_means(_embedded(old.embed, *images), shape, device))
+    return replace(old, class_means_Cd=_class_means(images.embedded(old.embed), shape, images.device))
 
 
-def class_spread(
-    embed: Callable[[Tensor], Tensor],
-    shape: tuple[int, int],
-    feed: PixelFeed,
-    rows: NDArray[np.int64],
-    targets: NDArray[np.int64],
-    device: torch.device,
-) -> ClassSpread:
-    """embed: the old model. shape: (C, d). rows: of the train split. targets: class positions of all its rows.
+def class_spread(embed: Callable[[Tensor], Tensor], shape: tuple[int, int], images: PlainImages) -> ClassSpread:
+    """embed: the old model. shape: (C, d).
 
     Under DDP every worker calls this and embeds a share. Cost: each image is embedded twice, so that no embedding has
     to be kept.
     """
+    rows, device = images.rows, images.device
     position_of = np.zeros(int(rows.max()) + 1, np.int64)
     position_of[rows] = np.arange(len(rows))
 
-    def unit_embedded() -> Iterator[_Batch]:
-        for own_rows, target_b, vectors_bd in _embedded(embed, feed, rows, targets, device):
-            yield own_rows, target_b, F.normalize(vectors_bd, dim=1)
+    def unit_embedded() -> Iterator[_EmbeddedBatch]:
+        for rows_b, target_b, vectors_bd in images.embedded(embed):
+            yield rows_b, target_b, F.normalize(vectors_bd, dim=1)
 
     centre_Cd = _class_means(unit_embedded(), shape, device)
     # Each worker fills in its own images; the second column says which are readable.
-    found = torch.zeros(len(rows), 2, device=device)
-    for own_rows, target_b, unit_bd in unit_embedded():
+    measured = torch.zeros(len(rows), 2, device=device)
+    for rows_b, target_b, unit_bd in unit_embedded():
         distance_b = (unit_bd - centre_Cd[target_b]).norm(dim=1)
-        at = torch.from_numpy(position_of[own_rows]).to(device)
-        found[at] = torch.stack([distance_b, torch.ones_like(distance_b)], dim=1)
-    found = gather(found[None]).sum(0)
-    readable_N = found[:, 1] > 0
-    return ClassSpread(centre_Cd, torch.from_numpy(targets[rows]).to(device)[readable_N], found[readable_N, 0])
+        at = torch.from_numpy(position_of[rows_b]).to(device)
+        measured[at] = torch.stack([distance_b, torch.ones_like(distance_b)], dim=1)
+    measured = gather(measured[None]).sum(0)
+    readable_N = measured[:, 1] > 0
+    target_N = torch.from_numpy(images.targets[rows]).to(device)[readable_N]
+    return ClassSpread(centre_Cd, target_N, measured[readable_N, 0])
 
 
-# Rows, class positions (b,) and embeddings (b, d) of readable images.
-_Batch = tuple[NDArray[np.int64], Tensor, Tensor]
-
-
-def _embedded(
-    embed: Callable[[Tensor], Tensor],
-    feed: PixelFeed,
-    rows: NDArray[np.int64],
-    targets: NDArray[np.int64],
-    device: torch.device,
-) -> Iterator[_Batch]:
-    """This worker's share of the images without augmentation, in batches."""
-    rank, size = rank_and_size()
-    mine = rows[rank::size]
-    batches = [mine[i : i + _BATCH] for i in range(0, len(mine), _BATCH)]
-    for batch, (pixels, readable) in zip(batches, feed.batches(batches), strict=True):
-        vectors = embed(pixels_to_float(pixels[torch.from_numpy(readable)].to(device)))
-        yield batch[readable], torch.from_numpy(targets[batch[readable]]).to(device), vectors
-
-
-def _class_means(batches: Iterable[_Batch], shape: tuple[int, int], device: torch.device) -> Tensor:
+def _class_means(batches: Iterable[_EmbeddedBatch], shape: tuple[int, int], device: torch.device) -> Tensor:
     """(C, d) mean of each class over all workers; 0 for a class without readable images."""
     sums = torch.zeros(shape[0], shape[1] + 1, device=device)  # the last column counts the images
     for _, target_b, vectors_bd in batches:

@@ -3,20 +3,10 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
-
 import ray_backfill as rb
 from ray_backfill.engine.replay.engine import measure_prepared
 from ray_backfill.engine.replay.prepare import Served, prepare_replay
 from ray_backfill.engine.replay.shard import GalleryShard, LocalShards, make_forms
-
-
-def served_of(
-    pair: rb.UpgradePair, orders: dict[str, np.ndarray], merge: rb.Merge = rb.RAW
-) -> tuple[list[rb.RetrievalSystem], list[Served]]:
-    """A single pair as systems and what they serve."""
-    systems = [pair.backward] if pair.backward is pair.forward else [pair.backward, pair.forward]
-    return systems, [Served(0, len(systems) - 1, orders, pair.switch, merge)]
 
 
 def replay_sharded(

@@ -18,7 +18,7 @@ from ray_backfill.engine.replay.engine import measure_prepared, split_gallery
 from ray_backfill.engine.replay.first import first_lists, prepare_first
 from ray_backfill.engine.replay.prepare import Served, prepare_replay
 from ray_backfill.engine.replay.shard import LocalShards, make_forms
-from tests.engine.replay.cases import CUT_METRICS, METRICS, random_pair
+from tests.engine.replay.cases import CUT_METRICS, METRICS, assert_same, assert_same_lists, random_pair
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -42,8 +42,7 @@ def test_torch_gives_the_same_curves(metrics: tuple[str, ...], distance: str, ke
             shards = split_gallery(make_forms(systems, prepared, distance), 1, prepared, torch_device="cpu")
             (there,) = measure_prepared(prepared, truth, LocalShards(shards), 3)
         for name in orders:
-            for metric in metrics:
-                np.testing.assert_array_equal(there[name].per_query[metric], here[name].per_query[metric])
+            assert_same(there[name], here[name], metrics)
 
 
 def test_torch_finds_the_same_first_items() -> None:
@@ -57,8 +56,7 @@ def test_torch_finds_the_same_first_items() -> None:
     for name in (None, "cpu"):
         shards = split_gallery(make_forms(systems, prepared, "cosine"), 1, prepared, torch_device=name)
         found.append(first_lists(prepared, truth, LocalShards(shards), 2)[""])
-    for here, there in zip(*found, strict=True):
-        np.testing.assert_array_equal(here, there)
+    assert_same_lists(*found)
 
 
 @pytest.mark.parametrize("distance", DISTANCES)

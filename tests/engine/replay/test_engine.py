@@ -1,10 +1,8 @@
 """The replay engine against brute force."""
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,21 +12,21 @@ from hypothesis import strategies as st
 import ray_backfill as rb
 from ray_backfill.engine.distances import exact_distances
 from ray_backfill.engine.replay import Served, replay_pairs
+from ray_backfill.engine.replay.prepare import as_served, prepare_replay
 from ray_backfill.engine.systems import Switch
 from tests import reference
 from tests.engine.replay.cases import (
     CUT_METRICS,
     METRICS,
+    assert_same,
+    candidates_with_room,
     gains_of,
     random_pair,
     random_parts,
     random_truth,
     weights_of,
 )
-from tests.engine.replay.sharded import replay_sharded, served_of
-
-prepare = importlib.import_module("ray_backfill.engine.replay.prepare")
-nearest_module = importlib.import_module("ray_backfill.engine.replay.nearest")
+from tests.engine.replay.sharded import replay_sharded
 
 
 def assert_as_defined(
@@ -87,10 +85,7 @@ def test_equals_brute_force(
     n_shards, recalls = min(n_shards, n_gallery), recalls if switch == "at_end" else 0
     cuts = sorted(rng.choice(np.arange(1, n_gallery), n_shards - 1, replace=False).tolist()) if n_shards > 1 else []
     served = Served(0, 1, orders, switch, recalls=recalls)
-    with (
-        patch.object(prepare, "_ITEMS_PER_CANDIDATE", 0),
-        patch.object(nearest_module, "_LEAST_ROOM", least_room),
-    ):
+    with candidates_with_room(least_room):
         results = [replay_pairs(systems, [served], truth, points, metrics, distance)]
         if n_parts == 1:  # shards of a gallery with a filter are those of its parts
             for device in (None, "cpu"):
@@ -114,10 +109,8 @@ def test_a_gallery_of_usual_size_equals_brute_force(switch: str) -> None:
 
 
 def test_cascades_are_replayed_apart() -> None:
-    pair, truth = (
-        random_pair(np.random.default_rng(0), 3, 60, tied=False),
-        rb.GroundTruth.from_positives([[1]] * 3, n_gallery=60),
-    )
+    pair = random_pair(np.random.default_rng(0), 3, 60, tied=False)
+    truth = rb.GroundTruth.from_positives([[1]] * 3, n_gallery=60)
     served = [Served(0, 1, {"a": np.arange(60)}), Served(0, 1, {"a": np.arange(60)}, "at_end", recalls=5)]
     with pytest.raises(rb.InputError, match="a pass of their own"):
         replay_pairs([pair.backward, pair.forward], served, truth, 3)
@@ -129,26 +122,12 @@ def test_top_1_and_cut_metrics_are_the_same_by_counts_and_by_candidates() -> Non
     truth = rb.GroundTruth.from_labels(rng.integers(0, 9, 30), rng.integers(0, 9, 500))
     truth = replace(truth, grades=rng.uniform(0.1, 5, len(truth.positives)))
     order = rng.permutation(500)
-    assert prepare.prepare_replay(truth, served_of(pair, {"": order})[1], 11, CUT_METRICS).nearest == 3
+    assert prepare_replay(truth, [as_served(pair, {"": order})[1]], 11, CUT_METRICS).nearest == 3
     whole = rb.replay(pair, truth, order, metrics=METRICS)
     near = rb.replay(pair, truth, order, metrics=CUT_METRICS[:1])
     deeper = rb.replay(pair, truth, order, metrics=CUT_METRICS)
-    np.testing.assert_array_equal(near.top1_correct, whole.top1_correct)
-    for metric in CUT_METRICS:
-        np.testing.assert_array_equal(deeper.per_query[metric], whole.per_query[metric])
-
-
-def test_candidates_equal_counts_where_the_two_systems_tie() -> None:
-    """Squared distances are small integers in both systems, so that items of different systems often tie."""
-    rng = np.random.default_rng(14)
-    for _ in range(40):
-        pair = random_pair(rng, 6, 60, tied=True)
-        truth = rb.GroundTruth.from_labels(rng.integers(0, 4, 6), rng.integers(0, 4, 60))
-        order = rng.permutation(60)
-        counted = rb.replay(pair, truth, order, 5, ("mAP", "mAP@5"), "l2")  # mAP needs counting
-        with patch.object(prepare, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
-            found = rb.replay(pair, truth, order, 5, ("mAP@5",), "l2")
-        np.testing.assert_array_equal(found.per_query["mAP@5"], counted.per_query["mAP@5"])
+    assert_same(near, whole, CUT_METRICS[:1])
+    assert_same(deeper, whole, CUT_METRICS)
 
 
 def test_a_gallery_of_one_vector_overflows_no_list() -> None:
@@ -171,25 +150,6 @@ def test_counts_hold_the_largest_gallery_of_their_type(n: int) -> None:
     curve = rb.replay(rb.UpgradePair(again, system), truth, np.arange(n), points=2, metrics=("MRR",), threads=1)
     # In the old system, the right answer is the query itself, in the new one it is the farthest.
     np.testing.assert_array_equal(curve.per_query["MRR"], [[1, 1 / n]])
-
-
-def test_ties_go_to_the_earlier_gallery_position() -> None:
-    same = np.ones((3, 2), np.float32)
-    system = rb.RetrievalSystem(same[:1], same)
-    for positive, expected in [(0, 1.0), (1, 1 / 2), (2, 1 / 3)]:
-        truth = rb.GroundTruth.from_positives([[positive]], n_gallery=3)
-        curve = rb.replay(rb.UpgradePair(system, system), truth, np.arange(3), points=2)
-        assert curve.values("mAP").tolist() == pytest.approx([expected, expected])
-
-
-def test_offline_stays_old_until_the_end() -> None:
-    rng = np.random.default_rng(4)
-    pair = random_pair(rng, 10, 50, tied=False)
-    truth = rb.GroundTruth.from_labels(np.arange(10) % 3, np.arange(50) % 3)
-    offline = rb.UpgradePair(pair.backward, pair.forward, switch="at_end")
-    merged = rb.replay(pair, truth, np.arange(50), points=5).values("mAP")
-    expected = [merged[0]] * 4 + [merged[-1]]
-    assert rb.replay(offline, truth, np.arange(50), points=5).values("mAP").tolist() == expected
 
 
 def test_flips_and_summary_figures_by_hand() -> None:
@@ -249,7 +209,7 @@ def test_vectors_at_the_ends_of_float32(distance: str, size: float, metrics: tup
     pair = rb.UpgradePair(rb.RetrievalSystem(*arrays[:2]), rb.RetrievalSystem(*arrays[2:]))
     truth = rb.GroundTruth.from_labels(rng.integers(0, 4, 4), rng.integers(0, 4, 30))
     order = rng.permutation(30)
-    with patch.object(prepare, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
+    with candidates_with_room():
         curve = rb.replay(pair, truth, order, 4, metrics, distance)
     assert_as_defined(curve, (pair.backward, pair.forward), truth, order, distance, measure=exact_distances)
 
@@ -259,6 +219,6 @@ def test_many_ignored_items_of_one_query_do_not_lengthen_lists() -> None:
     pair = random_pair(rng, 20, 5000, tied=False)
     ignored = [np.arange(2500) if q == 3 else np.empty(0, np.int64) for q in range(20)]
     truth = rb.GroundTruth.from_positives([[4000 + q] for q in range(20)], ignored, n_gallery=5000)
-    assert prepare.prepare_replay(truth, served_of(pair, {"": np.arange(5000)})[1], 11, ("mAP@100",)).nearest is None
+    assert prepare_replay(truth, [as_served(pair, {"": np.arange(5000)})[1]], 11, ("mAP@100",)).nearest is None
     curve = rb.replay(pair, truth, np.arange(5000), points=3, metrics=("mAP@100",))
     assert_as_defined(curve, (pair.backward, pair.forward), truth, np.arange(5000), "cosine")

@@ -1,6 +1,5 @@
 """Execution of a replay: blocks, threads, interruption and GPUs do not change its result."""
 
-import importlib
 import signal
 import threading
 import time
@@ -12,15 +11,14 @@ import pytest
 import torch
 
 import ray_backfill as rb
+from ray_backfill.engine.device import full_float32
+from ray_backfill.engine.distances.form import Products
+from ray_backfill.engine.replay import counting, engine, prepare
+from ray_backfill.engine.replay import shard as shard_module
+from ray_backfill.engine.replay.bins import make_bins
 from ray_backfill.engine.replay.engine import measure_prepared
 from ray_backfill.engine.replay.shard import GalleryShard, LocalShards, make_forms
-from tests.engine.replay.cases import CUT_METRICS, METRICS, random_pair
-from tests.engine.replay.sharded import served_of
-
-prepare = importlib.import_module("ray_backfill.engine.replay.prepare")
-counting = importlib.import_module("ray_backfill.engine.replay.counting")
-engine = importlib.import_module("ray_backfill.engine.replay.engine")
-shard_module = importlib.import_module("ray_backfill.engine.replay.shard")
+from tests.engine.replay.cases import CUT_METRICS, METRICS, assert_same, random_pair
 
 
 def test_blocks_and_tiles_do_not_change_the_result() -> None:
@@ -47,10 +45,8 @@ def test_blocks_and_tiles_do_not_change_the_result() -> None:
         ):
             parts = rb.replay(pair, truth, order, points=3, metrics=metrics, threads=3)
         assert split.call_args.args[1] == 3  # few queries: the threads share the gallery
-        for metric in metrics:
-            np.testing.assert_array_equal(pieces.per_query[metric], whole.per_query[metric])
-            np.testing.assert_array_equal(few.per_query[metric], whole.per_query[metric])
-            np.testing.assert_array_equal(parts.per_query[metric], whole.per_query[metric])
+        for curve in (pieces, few, parts):
+            assert_same(curve, whole, metrics)
 
 
 @pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
@@ -70,8 +66,7 @@ def test_parts_of_products_change_no_result(distance: str) -> None:
             found[parts] = rb.replay(rb.UpgradePair(old, new), truth, "random", metrics=METRICS, distance=distance)
         assert choose.called
     for curve in found.values():
-        for metric in METRICS:
-            np.testing.assert_array_equal(curve.per_query[metric], found[1].per_query[metric])
+        assert_same(curve, found[1], METRICS)
 
 
 def test_undecided_pairs_that_are_counted_in_several_goes_change_no_result() -> None:
@@ -92,8 +87,7 @@ def test_undecided_pairs_that_are_counted_in_several_goes_change_no_result() -> 
             patch.object(shard_module, "parts_of_products", return_value=1),
         ):
             found.append(rb.replay(rb.UpgradePair(old, new), truth, "random", metrics=METRICS, threads=1))
-    for metric in METRICS:
-        np.testing.assert_array_equal(found[0].per_query[metric], found[1].per_query[metric])
+    assert_same(found[0], found[1], METRICS)
 
 
 def test_products_and_their_bounds_have_the_same_parts() -> None:
@@ -102,8 +96,8 @@ def test_products_and_their_bounds_have_the_same_parts() -> None:
     for parts in (0, 1, 3):
         with (
             patch.object(shard_module, "parts_of_products", return_value=parts),
-            patch.object(counting, "Products", wraps=counting.Products) as products,
-            patch.object(counting, "make_bins", wraps=counting.make_bins) as bins,
+            patch.object(counting, "Products", wraps=Products) as products,
+            patch.object(counting, "make_bins", wraps=make_bins) as bins,
         ):
             rb.replay(pair, truth, "random", points=3, metrics="mAP")
         assert {call.args[-1] for call in (*products.call_args_list, *bins.call_args_list)} == {parts}
@@ -129,14 +123,13 @@ def test_products_are_made_in_parts_where_that_costs_less(dims: int, right: int,
 
 
 def test_full_float32_is_set_only_during_the_replay() -> None:
-    on_device = importlib.import_module("ray_backfill.engine.device")
     backends: Any = torch.backends
     places = backends.cuda.matmul, backends.cudnn.conv
     before = [place.fp32_precision for place in places]
     for place in places:
         place.fp32_precision = "tf32"
     try:
-        with on_device.full_float32():
+        with full_float32():
             assert [place.fp32_precision for place in places] == ["ieee", "ieee"]
         assert [place.fp32_precision for place in places] == ["tf32", "tf32"]
     finally:
@@ -149,8 +142,8 @@ def test_ctrl_c_and_errors_end_a_replay_at_once() -> None:
     rng = np.random.default_rng(11)
     pair = random_pair(rng, 8, 4000, tied=False)
     truth = rb.GroundTruth.from_labels(rng.integers(0, 5, 8), rng.integers(0, 5, 4000))
-    systems, served = served_of(pair, {"a": np.arange(4000)})
-    prepared = prepare.prepare_replay(truth, served, 3, METRICS)
+    systems, served = prepare.as_served(pair, {"a": np.arange(4000)})
+    prepared = prepare.prepare_replay(truth, [served], 3, METRICS)
     main = threading.main_thread().ident
     assert main is not None
     for stop in (KeyboardInterrupt, MemoryError):
@@ -184,5 +177,4 @@ def test_a_gpu_gives_the_same_curves(metrics: tuple[str, ...], distance: str) ->
         here = rb.replay(pair, truth, orders, metrics=metrics, distance=distance)
         there = rb.replay(pair, truth, orders, metrics=metrics, distance=distance, device="cuda")
         for name in orders:
-            for metric in metrics:
-                np.testing.assert_array_equal(there[name].per_query[metric], here[name].per_query[metric])
+            assert_same(there[name], here[name], metrics)

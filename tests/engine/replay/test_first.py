@@ -6,8 +6,8 @@ import pytest
 from ray_backfill.engine.lists import RankedLists, measure_lists
 from ray_backfill.engine.merges import RAW, Merge, ScoreMap
 from ray_backfill.engine.replay import Curve, Served, find_first, replay
-from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, Switch, UpgradePair
-from tests.engine.replay.cases import random_pair, random_truth
+from ray_backfill.engine.systems import GroundTruth, Switch, UpgradePair
+from tests.engine.replay.cases import assert_same_lists, random_pair, random_system, random_truth
 
 POINTS = 12
 
@@ -41,22 +41,14 @@ def by_definition(
     return lists
 
 
-def assert_equal(found: RankedLists, expected: RankedLists) -> None:
-    for name in RankedLists._fields:
-        mine, right = getattr(found, name), getattr(expected, name)
-        np.testing.assert_array_equal(mine, right)
-        assert mine.dtype == right.dtype
-
-
 @pytest.mark.parametrize(("seed", "k"), [(0, 1), (1, 3), (2, 1), (3, 50)])
 @pytest.mark.parametrize("distance", ["l2", "inner_product"])
 @pytest.mark.parametrize("switch", ["progressively", "at_end", "only_backfilled"])
 def test_first_items_with_ties(seed: int, k: int, distance: str, switch: Switch) -> None:
     rng = np.random.default_rng(seed)
-    pair = random_pair(rng, 15, 40, tied=True)
     # As many dimensions on both sides, so that items of the two systems tie, too.
-    backward = RetrievalSystem(*(rng.integers(1, 3, (n, 4)).astype(np.float32) for n in (15, 40)))
-    pair = UpgradePair(backward, pair.forward, switch)
+    backward, forward = (random_system(rng, 15, 40, 4, tied=True) for _ in range(2))
+    pair = UpgradePair(backward, forward, switch)
     truth = random_truth(rng, 15, 40)
     orders = {name: rng.permutation(40) for name in "ab"}
     queries = rng.permutation(np.setdiff1d(np.arange(15), truth.skipped))[:9]
@@ -64,7 +56,7 @@ def test_first_items_with_ties(seed: int, k: int, distance: str, switch: Switch)
     found = find_first([pair.backward, pair.forward], served, truth, queries, POINTS, distance, k)
     curves = replay(pair, truth, orders, POINTS, ("mAP", "CMC@1"), distance)
     for name, order in orders.items():
-        assert_equal(found[name], by_definition(pair, truth, order, queries, distance, k))
+        assert_same_lists(found[name], by_definition(pair, truth, order, queries, distance, k))
         assert_right_as_in(curves[name], found[name], truth, queries)
     if switch == "only_backfilled":
         assert (found["a"].item[:, 0] == -1).all()
@@ -93,7 +85,7 @@ def test_first_items_of_a_merge(seed: int, switch: Switch) -> None:
     found = find_first(systems, served, truth, queries, POINTS, "l2", 2)[""]
     expected = by_definition(pair, truth, order, queries, "l2", 2, merge)
     raw = by_definition(pair, truth, order, queries, "l2", 2)
-    assert_equal(found, expected)
+    assert_same_lists(found, expected)
     curve = replay(pair, truth, order, POINTS, ("mAP", "CMC@1"), "l2", merge=merge)
     assert_right_as_in(curve, found, truth, queries)
     if switch == "progressively":
@@ -109,4 +101,4 @@ def test_a_query_that_ignores_nearly_everything() -> None:
     systems, served = [pair.backward, pair.forward], Served(0, 1, {"": order})
     found = find_first(systems, served, truth, np.arange(2), POINTS, "l2")[""]
     assert set(found.item[0].ravel()) <= {7, 50}
-    assert_equal(found, by_definition(pair, truth, order, np.arange(2), "l2", 1))
+    assert_same_lists(found, by_definition(pair, truth, order, np.arange(2), "l2", 1))

@@ -1,7 +1,6 @@
 """Merged replays against full sorts by (score, distance, position), and against literal lists of ranks."""
 
 import dataclasses
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -14,16 +13,23 @@ from hypothesis import strategies as st
 
 import ray_backfill as rb
 from ray_backfill.engine.merges import RAW, Merge, ScoreMap
+from ray_backfill.engine.replay import shard
+from ray_backfill.engine.replay.prepare import as_served
 from tests import reference
-from tests.engine.replay.cases import gains_of, random_truth, weights_of
-from tests.engine.replay.sharded import replay_sharded, served_of
+from tests.engine.replay.cases import (
+    assert_same,
+    candidates_with_room,
+    gains_of,
+    random_pair,
+    random_system,
+    random_truth,
+    weights_of,
+)
+from tests.engine.replay.sharded import replay_sharded
 
 WHOLE = ("mAP", "mAP@3", "CMC@1", "CMC@2", "recall@4", "MRR", "nDCG", "nDCG@4")
 CUT = ("CMC@1", "mAP@3", "recall@2", "MRR@2", "nDCG@3")
 RRF = Merge("rrf", by_rank=True)
-prepare_module = importlib.import_module("ray_backfill.engine.replay.prepare")
-nearest_module = importlib.import_module("ray_backfill.engine.replay.nearest")
-shard_module = importlib.import_module("ray_backfill.engine.replay.shard")
 
 # (forward distances, backward distances, which items are backfilled) of one query -> its ranking.
 Ranking = Callable[[np.ndarray, np.ndarray, np.ndarray], list[int]]
@@ -66,10 +72,12 @@ def fuse(forward: np.ndarray, backward: np.ndarray, backfilled: np.ndarray, igno
     return sorted(score, key=lambda g: (-score[g], d[g], g))
 
 
-def literal_curves(
-    pair: rb.UpgradePair, truth: rb.GroundTruth, order: np.ndarray, points: int, metrics: Sequence[str], distance: str,
-    merge: Merge,
-) -> dict[str, list[float]]:  # fmt: skip
+def assert_as_defined(
+    curves: Sequence[rb.Curve], pair: rb.UpgradePair, truth: rb.GroundTruth, order: np.ndarray, metrics: Sequence[str],
+    distance: str, merge: Merge,
+) -> None:  # fmt: skip
+    """Against full sorts."""
+    points = len(curves[0].t)
     forward, backward = (reference.distances(s.query, s.gallery, distance) for s in (pair.forward, pair.backward))
     gains, values = gains_of(truth), {metric: list[float]() for metric in metrics}
     for i in range(points):
@@ -85,7 +93,9 @@ def literal_curves(
             rankings.append([float(gains[q, g]) for g in ranking])
         for metric in metrics:
             values[metric].append(reference.mean_score(rankings, weights_of(truth), metric))
-    return values
+    for curve in curves:
+        for metric in metrics:
+            np.testing.assert_allclose(curve.values(metric), values[metric], rtol=0, atol=1e-9, err_msg=metric)
 
 
 def random_map(rng: np.random.Generator, lowest: float) -> ScoreMap:
@@ -94,21 +104,6 @@ def random_map(rng: np.random.Generator, lowest: float) -> ScoreMap:
     x = np.sort(rng.choice(np.arange(17), n, replace=False)) / 4 + lowest
     y = np.cumsum(rng.integers(0, 3, n)) / 4 - rng.integers(0, 3)
     return ScoreMap(x, y)
-
-
-def random_pair(rng: np.random.Generator, n_queries: int, n_gallery: int, tied: bool, same: str) -> rb.UpgradePair:
-    """same: with "space", the two systems have equal vectors; with "system", they are one object."""
-
-    def draw(rows: int, columns: int) -> np.ndarray:
-        x = rng.integers(1, 3, (rows, columns)) if tied else rng.normal(size=(rows, columns))
-        return x.astype(np.float32)
-
-    forward = rb.RetrievalSystem(draw(n_queries, 4), draw(n_gallery, 4))
-    if same == "system":
-        return rb.UpgradePair(forward, forward)
-    if same == "space":
-        return rb.UpgradePair(rb.RetrievalSystem(forward.query, forward.gallery), forward)
-    return rb.UpgradePair(rb.RetrievalSystem(draw(n_queries, 3), draw(n_gallery, 3)), forward)
 
 
 @given(
@@ -133,32 +128,32 @@ def test_merged_replays_equal_brute_force(
 ) -> None:  # fmt: skip
     """Also with a few queries at a time, where one tile holds all items."""
     rng = np.random.default_rng(seed)
-    pair = random_pair(rng, n_queries, n_gallery, tied, same)
+    forward = random_system(rng, n_queries, n_gallery, 4, tied)
+    backward = {
+        "neither": random_system(rng, n_queries, n_gallery, 3, tied),
+        "space": rb.RetrievalSystem(forward.query, forward.gallery),
+        "system": forward,
+    }[same]
+    pair = rb.UpgradePair(backward, forward)
     truth = random_truth(rng, n_queries, n_gallery, graded, weighted)
     lowest = -6.0 if distance == "inner_product" else -1.0
     merge = RRF if by_rank else Merge("random", random_map(rng, lowest), random_map(rng, lowest))
     orders = {"a": rng.permutation(n_gallery), "b": rng.permutation(n_gallery)}
     n_shards = min(n_shards, n_gallery)
     cuts = sorted(rng.choice(np.arange(1, n_gallery), n_shards - 1, replace=False).tolist()) if n_shards > 1 else []
-    metrics, served = CUT if is_cut else WHOLE, served_of(pair, orders, merge)
+    metrics, (systems, served) = CUT if is_cut else WHOLE, as_served(pair, orders, merge)
     with (
-        patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0),
-        patch.object(nearest_module, "_LEAST_ROOM", least_room),
-        patch.object(shard_module, "TILE_ITEMS", 7),
-        patch.object(shard_module, "COUNTED_ITEMS", tile),
-        patch.object(shard_module, "_COUNTED_BYTES", 1),
-        patch.object(shard_module, "_FEWEST_QUERIES", 2),
+        candidates_with_room(least_room),
+        patch.object(shard, "TILE_ITEMS", 7),
+        patch.object(shard, "COUNTED_ITEMS", tile),
+        patch.object(shard, "_COUNTED_BYTES", 1),
+        patch.object(shard, "_FEWEST_QUERIES", 2),
     ):
-        results = [
-            rb.replay(pair, truth, orders, points, metrics, distance, merge=merge),
-            *replay_sharded(*served, truth, points, metrics, distance, cuts),
-            *replay_sharded(*served, truth, points, metrics, distance, cuts, torch_device="cpu"),
-        ]
+        results = [rb.replay(pair, truth, orders, points, metrics, distance, merge=merge)]
+        for device in (None, "cpu"):
+            results += replay_sharded(systems, [served], truth, points, metrics, distance, cuts, device)
     for name, order in orders.items():
-        expected = literal_curves(pair, truth, order, points, metrics, distance, merge)
-        for metric in metrics:
-            for curves in results:
-                np.testing.assert_allclose(curves[name].values(metric), expected[metric], rtol=0, atol=1e-9)
+        assert_as_defined([curves[name] for curves in results], pair, truth, order, metrics, distance, merge)
 
 
 def scores_on_knots(rng: np.random.Generator, n_gallery: int) -> tuple[rb.UpgradePair, Merge]:
@@ -176,12 +171,10 @@ def test_equal_scores_go_to_the_smaller_distance_then_the_earlier_position() -> 
         pair, merge = scores_on_knots(rng, 30)
         truth = rb.GroundTruth.from_positives([rng.choice(30, 5, replace=False)], n_gallery=30)
         order = rng.permutation(30)
-        with patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
+        with candidates_with_room():
             for metrics in (WHOLE, CUT):
                 curve = rb.replay(pair, truth, order, 4, metrics, "inner_product", merge=merge)
-                expected = literal_curves(pair, truth, order, 4, metrics, "inner_product", merge)
-                for metric in metrics:
-                    np.testing.assert_allclose(curve.values(metric), expected[metric], rtol=0, atol=1e-9)
+                assert_as_defined([curve], pair, truth, order, metrics, "inner_product", merge)
 
 
 @pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
@@ -189,44 +182,42 @@ def test_equal_scores_go_to_the_smaller_distance_then_the_earlier_position() -> 
 def test_all_scores_of_one_system_before_the_other(distance: str, shift: float) -> None:
     """Every threshold of one system is outside the range of the other system's distances."""
     rng = np.random.default_rng(1)
-    pair, truth = random_pair(rng, 4, 60, False, "neither"), random_truth(rng, 4, 60)
+    pair, truth = random_pair(rng, 4, 60, tied=False), random_truth(rng, 4, 60)
     order, ends = rng.permutation(60), np.array([-100.0, 100.0])
     merge = Merge("apart", ScoreMap(ends, ends), ScoreMap(ends, ends + shift))
-    with patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
+    with candidates_with_room():
         for metrics in (WHOLE, CUT):
             curve = rb.replay(pair, truth, order, 5, metrics, distance, merge=merge)
-            expected = literal_curves(pair, truth, order, 5, metrics, distance, merge)
-            for metric in metrics:
-                np.testing.assert_allclose(curve.values(metric), expected[metric], rtol=0, atol=1e-9)
+            assert_as_defined([curve], pair, truth, order, metrics, distance, merge)
 
 
 def test_one_strictly_increasing_map_for_both_systems_changes_nothing() -> None:
     """It gives the same result as raw distances, to the last bit and at every point."""
     rng = np.random.default_rng(2)
-    pair = random_pair(rng, 40, 3000, False, "neither")
+    pair = random_pair(rng, 40, 3000, tied=False)
     truth = rb.GroundTruth.from_labels(rng.integers(0, 50, 40), rng.integers(0, 50, 3000))
     same = ScoreMap(np.array([0.0, 0.5, 1.0, 2.0]), np.array([3.0, 4.0, 8.0, 8.25]))
     for metrics in (("mAP",), ("mAP@10",)):
         raw = rb.replay(pair, truth, np.arange(3000), 7, metrics)
         mapped = rb.replay(pair, truth, np.arange(3000), 7, metrics, merge=Merge("same", same, same))
-        np.testing.assert_array_equal(mapped.per_query[metrics[0]], raw.per_query[metrics[0]])
+        assert_same(mapped, raw, metrics)
 
 
 def test_candidates_equal_counts_under_maps() -> None:
     rng = np.random.default_rng(3)
     for k in range(10):
-        pair, truth = random_pair(rng, 6, 400, k % 2 == 0, "neither"), random_truth(rng, 6, 400)
+        pair, truth = random_pair(rng, 6, 400, tied=k % 2 == 0), random_truth(rng, 6, 400)
         merge = Merge("random", random_map(rng, -0.5), random_map(rng, -0.5))
         order = rng.permutation(400)
         counted = rb.replay(pair, truth, order, 6, ("mAP", "mAP@5"), merge=merge)
-        with patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0):
+        with candidates_with_room(1024):
             found = rb.replay(pair, truth, order, 6, ("mAP@5",), merge=merge)
-        np.testing.assert_array_equal(found.per_query["mAP@5"], counted.per_query["mAP@5"])
+        assert_same(found, counted, ("mAP@5",))
 
 
 def test_offline_backfills_and_flips_can_be_merged() -> None:
     rng = np.random.default_rng(4)
-    pair, truth = random_pair(rng, 8, 50, False, "neither"), random_truth(rng, 8, 50)
+    pair, truth = random_pair(rng, 8, 50, tied=False), random_truth(rng, 8, 50)
     offline = dataclasses.replace(pair, switch="at_end")
     for merge in (RAW, RRF, Merge("random", random_map(rng, 0), random_map(rng, 0))):
         curve = rb.replay(offline, truth, np.arange(50), 5, merge=merge)

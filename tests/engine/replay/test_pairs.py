@@ -1,6 +1,5 @@
 """Several pairs at once give what each gives alone, to the last bit, and search a shared system once."""
 
-import importlib
 from unittest.mock import patch
 
 import numpy as np
@@ -9,23 +8,19 @@ from hypothesis import strategies as st
 
 import ray_backfill as rb
 from ray_backfill.engine.merges import RAW, Merge, ScoreMap
-from ray_backfill.engine.replay import replay_pairs
+from ray_backfill.engine.replay import replay_pairs, shard
 from ray_backfill.engine.replay.prepare import Served, prepare_replay
-from tests.engine.replay.cases import CUT_METRICS, METRICS, random_truth
+from tests.engine.replay.cases import (
+    CUT_METRICS,
+    METRICS,
+    assert_same,
+    candidates_with_room,
+    random_system,
+    random_truth,
+)
 from tests.engine.replay.sharded import replay_sharded
 
 RRF = Merge("rrf", by_rank=True)
-prepare_module = importlib.import_module("ray_backfill.engine.replay.prepare")
-nearest_module = importlib.import_module("ray_backfill.engine.replay.nearest")
-shard_module = importlib.import_module("ray_backfill.engine.replay.shard")
-
-
-def random_systems(rng: np.random.Generator, n_gallery: int, tied: bool) -> list[rb.RetrievalSystem]:
-    def draw(rows: int, columns: int) -> np.ndarray:
-        values = rng.integers(1, 3, (rows, columns)) if tied else rng.normal(size=(rows, columns))
-        return values.astype(np.float32)
-
-    return [rb.RetrievalSystem(draw(6, d), draw(n_gallery, d)) for d in (3, 4, 5, 6)]
 
 
 def random_merge(rng: np.random.Generator) -> Merge:
@@ -59,11 +54,11 @@ def test_pairs_together_equal_pairs_alone(
 ) -> None:
     rng = np.random.default_rng(seed)
     n_gallery = int(rng.integers(1, 40))
-    systems = random_systems(rng, n_gallery, tied)
+    systems = [random_system(rng, 6, n_gallery, dim, tied) for dim in (3, 4, 5, 6)]
     truth = random_truth(rng, 6, n_gallery, graded=True, weighted=True)
     served = random_served(rng, n_gallery, by_rank=metrics is METRICS)
-    with patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
-        with patch.object(shard_module, "_COUNTED_BYTES", 1), patch.object(shard_module, "_FEWEST_QUERIES", 4):
+    with candidates_with_room():
+        with patch.object(shard, "_COUNTED_BYTES", 1), patch.object(shard, "_FEWEST_QUERIES", 4):
             found = replay_pairs(systems, served, truth, points, metrics, distance)
         prepared = prepare_replay(truth, served, points, metrics)
         assert (prepared.nearest is None) == (metrics is METRICS)
@@ -75,9 +70,7 @@ def test_pairs_together_equal_pairs_alone(
             assert together.keys() == in_shards.keys() == alone.keys()
             for order, curve in alone.items():
                 for other in (together[order], in_shards[order]):
-                    np.testing.assert_array_equal(other.top1_correct, curve.top1_correct)
-                    for metric in metrics:
-                        np.testing.assert_array_equal(other.per_query[metric], curve.per_query[metric])
+                    assert_same(other, curve, metrics)
 
 
 def test_a_shared_system_is_searched_once() -> None:

@@ -6,13 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 
-from ray_backfill.learn.methods import all_backbones
-from ray_backfill.learn.models.backbones import BackboneInfo
-from ray_backfill.learn.models.gather import rank_and_size
 from ray_backfill.learn.papers.advbct import (
     AdversarialCompatible,
     adversarial,
@@ -21,11 +16,10 @@ from ray_backfill.learn.papers.advbct import (
     reverse_gradient,
 )
 from ray_backfill.learn.training.objective import ClassSpread, OldModel
-from ray_backfill.learn.training.settings import BackboneSettings, CompatibleLosses, ObjectiveSettings
-from tests.learn.training._workers import leave_together
+from ray_backfill.learn.training.settings import CompatibleLosses, ObjectiveSettings
+from tests.learn.methods.objectives import frozen, objective_of
+from tests.learn.training._workers import average, on_two_workers
 
-NEW = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3, 4, 7])
-OLD = BackboneInfo(BackboneSettings(dim=4, width=2), 1, 8, classes=[0, 3, 7])
 TARGET = torch.tensor([0, 1, 2, 3, 3, -1, 1, 0])
 # The first class has no boundary: one old embedding says nothing about its spread.
 RADIUS = torch.tensor([math.nan, 0.3, 0.9, 1.4], dtype=torch.float64)
@@ -119,13 +113,9 @@ def test_the_backbone_gets_the_reversed_gradient_and_the_discriminator_its_own(p
 
 
 def objective(weights: CompatibleLosses, means: torch.Tensor | None = None) -> tuple[AdversarialCompatible, OldModel]:
-    torch.manual_seed(1)
     spread = ClassSpread(0.1 * torch.ones(4, 4), torch.arange(8) % 4, torch.full((8,), 0.2))
-    old = OldModel(OLD.build().eval().requires_grad_(False), OLD, means, lambda: spread)
-    torch.manual_seed(0)
-    made = all_backbones()["advbct"].objective(NEW.build(), NEW, ObjectiveSettings(compatible=weights), old)
-    assert isinstance(made, AdversarialCompatible)
-    return made, old
+    old = frozen(means=means, spread=lambda: spread)
+    return objective_of("advbct", old, ObjectiveSettings(compatible=weights)), old
 
 
 def test_the_loss_is_classification_plus_both_weighted_parts() -> None:
@@ -154,16 +144,6 @@ def test_every_class_has_a_boundary_where_the_old_classifier_knows_none() -> Non
     assert made._radius_C.isnan().tolist() == [True, False, True, False]
 
 
-def test_the_old_model_is_no_part_of_what_is_trained_or_saved() -> None:
-    made, old = objective(CompatibleLosses())
-    losses, _ = made.train()([torch.rand(8, 1, 8, 8)], TARGET)
-    losses.sum().backward()
-    assert not old.network.training
-    assert all(p.grad is None for p in old.network.parameters())
-    assert all(p.grad is not None for p in made.parameters())
-    assert {name.split(".")[0] for name in made.state_dict()} == {"backbone", "discriminator", "elastic_C"}
-
-
 def one_step(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean boundary loss and its mean gradient on these rows of the batch, over whoever takes part."""
     new, centre, elastic = inputs()
@@ -172,26 +152,15 @@ def one_step(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
     loss.backward()
     value, gradient = loss.detach().clone(), elastic.grad
     assert gradient is not None
-    _, size = rank_and_size()
-    for tensor in (value, gradient):
-        if size > 1:
-            dist.all_reduce(tensor)
-        tensor /= size
+    average((value, gradient))
     return value, gradient
 
 
-def _two_workers(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    found = one_step(slice(rank * 4, rank * 4 + 4))
-    if rank == 0:
-        torch.save(found, Path(folder) / "found.pt")
-    leave_together(rank, folder)
+def _half(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return one_step(slice(rank * 4, rank * 4 + 4))
 
 
 @pytest.mark.full
 def test_two_workers_count_the_images_outside_together(tmp_path: Path) -> None:
-    spawn(_two_workers, (str(tmp_path),), nprocs=2)
-    for found, expected in zip(
-        torch.load(tmp_path / "found.pt", weights_only=True), one_step(slice(0, 8)), strict=True
-    ):
+    for found, expected in zip(on_two_workers(_half, tmp_path)[0], one_step(slice(0, 8)), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)

@@ -6,29 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ray_backfill.learn.methods import all_backbones
-from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.papers import bct
-from ray_backfill.learn.papers.bct import BackwardCompatible
-from ray_backfill.learn.training.objective import OldModel
-from ray_backfill.learn.training.settings import BackboneSettings, ObjectiveSettings
+from ray_backfill.learn.training.objective import ClassSpread
+from ray_backfill.learn.training.settings import ObjectiveSettings
+from tests.learn.methods.objectives import NEW, OLD, SETTINGS, frozen, objective_of
 
-NEW = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3, 4, 7])
-OLD = BackboneInfo(BackboneSettings(dim=4, width=2), 1, 8, classes=[0, 3, 7])
-SETTINGS = ObjectiveSettings()
 TARGET = torch.tensor([0, 1, 2, 3, 3, -1, 1])  # classes 1, 3, 4, 7, 7, unreadable, 3
-
-
-def old_model(info: BackboneInfo = OLD, means: torch.Tensor | None = None) -> OldModel:
-    torch.manual_seed(1)
-    return OldModel(info.build().eval().requires_grad_(False), info, means)
-
-
-def objective(old: OldModel, settings: ObjectiveSettings = SETTINGS, new: BackboneInfo = NEW) -> BackwardCompatible:
-    torch.manual_seed(0)
-    made = all_backbones()["bct"].objective(new.build(), new, settings, old)
-    assert isinstance(made, BackwardCompatible)
-    return made
 
 
 def smoothed(logits: torch.Tensor, answer: int) -> float:
@@ -40,33 +23,24 @@ def smoothed(logits: torch.Tensor, answer: int) -> float:
 @pytest.mark.parametrize("old_dim", [4, 9])
 def test_influence_is_the_old_classifiers_loss_by_hand(old_dim: int) -> None:
     """Classes 3 and 7 are known to it, as its second and third; the new embedding is cut or filled up with zeros."""
-    old = old_model(replace(OLD, backbone=replace(OLD.backbone, dim=old_dim)))
+    old = frozen(replace(OLD, backbone=replace(OLD.backbone, dim=old_dim)))
     embedding = torch.randn(7, 6)
-    influence = objective(old).influence(embedding, TARGET)
+    influence = objective_of("bct", old).influence(embedding, TARGET)
     classifier = old.network.classifier
     answers = [None, 1, None, 2, 2, None, 1]
     for i, answer in enumerate(answers):
         width = min(6, old_dim)
         logits = classifier.weight[:, :width] @ embedding[i, :width] + classifier.bias
+        # As in openBCT, the mean over the batch is that over the 4 images of known classes.
         expected = 0.0 if answer is None else smoothed(logits, answer) * 7 / 4
         assert influence[i].item() == pytest.approx(expected, abs=1e-5)
-
-
-def test_influence_is_averaged_over_the_images_of_known_classes() -> None:
-    """As in openBCT. Over the whole batch, images of unknown classes would halve the weight of the others."""
-    old, embedding = old_model(), torch.randn(7, 6)
-    classifier = old.network.classifier
-    known = [(i, answer) for i, answer in enumerate([None, 1, None, 2, 2, None, 1]) if answer is not None]
-    by_hand = [smoothed(classifier.weight @ embedding[i, :4] + classifier.bias, answer) for i, answer in known]
-    found = objective(old).influence(embedding, TARGET).mean()
-    assert found.item() == pytest.approx(sum(by_hand) / len(by_hand), rel=1e-5)
-    nobody = objective(old).influence(embedding, torch.full((7,), 2))  # class 4
+    nobody = objective_of("bct", old).influence(embedding, torch.full((7,), 2))  # class 4
     assert nobody.tolist() == [0.0] * 7
 
 
 def test_the_images_of_all_workers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other worker has 9 images of unknown classes: this one's images still count as much as one another."""
-    embedding, made = torch.randn(7, 6), objective(old_model())
+    embedding, made = torch.randn(7, 6), objective_of("bct", frozen())
     alone = made.influence(embedding, TARGET)
     monkeypatch.setattr(bct, "gather", lambda counts: torch.cat([counts, torch.tensor([[0.0, 9.0]])]))
     together = made.influence(embedding, TARGET)
@@ -76,8 +50,8 @@ def test_the_images_of_all_workers_are_counted(monkeypatch: pytest.MonkeyPatch) 
 def test_class_means_stand_in_for_an_old_classifier_that_knows_none() -> None:
     means = torch.randn(4, 4)
     embedding = torch.randn(7, 6)
-    old = old_model(replace(OLD, classes=[0, 2, 9]), means)
-    influence = objective(old).influence(embedding, TARGET)
+    old = frozen(replace(OLD, classes=[0, 2, 9]), means)
+    influence = objective_of("bct", old).influence(embedding, TARGET)
     length = torch.stack([weight.norm() for weight in old.network.classifier.weight]).mean()
     weights = torch.stack([mean / mean.norm() * length for mean in means])
     for i, answer in enumerate(TARGET.tolist()):
@@ -88,8 +62,8 @@ def test_class_means_stand_in_for_an_old_classifier_that_knows_none() -> None:
 def test_pseudo_weights_are_added_to_an_old_classifier_that_knows_some() -> None:
     """Classes 3 and 7 keep their weights; 1 and 4 have their means, at the mean length and with the mean bias."""
     means, embedding = torch.randn(4, 4), torch.randn(7, 6)
-    old = old_model(means=means)
-    influence = objective(old).influence(embedding, TARGET)
+    old = frozen(means=means)
+    influence = objective_of("bct", old).influence(embedding, TARGET)
     own, bias = old.network.classifier.weight, old.network.classifier.bias
     length = torch.stack([weight.norm() for weight in own]).mean()
     weights = torch.stack([*own, *(means[i] / means[i].norm() * length for i in (0, 2))])
@@ -101,9 +75,9 @@ def test_pseudo_weights_are_added_to_an_old_classifier_that_knows_some() -> None
 
 def test_an_arcface_classifier_influences_by_its_own_loss() -> None:
     arcface = ObjectiveSettings(classification="arcface")
-    old = old_model(replace(OLD, cosine_scale=64.0))
+    old = frozen(replace(OLD, cosine_scale=64.0))
     embedding = torch.randn(7, 6)
-    influence = objective(old, arcface, replace(NEW, cosine_scale=64.0)).influence(embedding, TARGET)
+    influence = objective_of("bct", old, arcface, replace(NEW, cosine_scale=64.0)).influence(embedding, TARGET)
     cosine = F.cosine_similarity(embedding[1, None, :4], old.network.classifier.weight)
     logits = cosine.clone()
     logits[1] = (cosine[1].acos() + 0.5).cos()
@@ -115,7 +89,7 @@ def test_the_loss_is_classification_plus_weighted_influence() -> None:
     losses = {}
     for weight in (0.0, 1.0, 3.0):
         compatible = replace(SETTINGS.compatible, influence=weight)
-        made = objective(old_model(), replace(SETTINGS, compatible=compatible)).eval()
+        made = objective_of("bct", frozen(), replace(SETTINGS, compatible=compatible)).eval()
         losses[weight], right = made([pixels], TARGET)
     embedding, logits = made.backbone(pixels)
     torch.testing.assert_close(losses[1.0] - losses[0.0], made.influence(embedding, TARGET))
@@ -125,13 +99,17 @@ def test_the_loss_is_classification_plus_weighted_influence() -> None:
     assert right.tolist() == (logits.argmax(1) == TARGET).tolist()
 
 
-def test_the_old_model_is_no_part_of_what_is_trained_or_saved() -> None:
-    old = old_model()
-    made = objective(old).train()
+@pytest.mark.parametrize("name", ["bct", "ract", "ract_hard", "advbct", "mixbct"])
+def test_the_old_model_is_no_part_of_what_is_trained_or_saved(name: str) -> None:
+    """Nor is anything beside the backbone, but AdvBCT's discriminator and boundaries."""
+    old = frozen(spread=lambda: ClassSpread(torch.zeros(4, 4), torch.arange(8) % 4, torch.full((8,), 0.2)))
+    made = objective_of(name, old).train()
+    assert made.backbone.training
     assert not old.network.training
-    mine = {id(p) for p in made.parameters()}
-    assert mine == {id(p) for p in made.backbone.parameters()}
-    assert set(made.state_dict()) == {f"backbone.{name}" for name in made.backbone.state_dict()}
+    parts = {"backbone", "discriminator", "elastic_C"} if name == "advbct" else {"backbone"}
+    assert {key.split(".")[0] for key in made.state_dict()} == parts
+    assert {key.split(".")[0] for key, _ in made.named_parameters()} == parts
     losses, _ = made([torch.rand(7, 1, 8, 8)], TARGET)
     losses.sum().backward()
     assert all(p.grad is None for p in old.network.parameters())
+    assert all(p.grad is not None for p in made.parameters())

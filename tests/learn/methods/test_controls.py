@@ -9,12 +9,12 @@ import torch
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.learn.methods import CONTROLS, Embeddings, Method, all_methods
 from ray_backfill.learn.methods.fct import TransformFit
-from ray_backfill.learn.methods.rank_merge import HeadFit, TowardsRhoFit
+from ray_backfill.learn.methods.rank_merge import TowardsRhoFit
 from ray_backfill.learn.models.apply import transform
 from ray_backfill.learn.papers.fastfill import log_variances
-from ray_backfill.learn.papers.rank_merge import Heads, RhoAndH
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
+from tests.learn.fits import fit_of, fitted
 
 SETTINGS = FitSettings(
     heads=HeadTraining(epochs=5, classes=5, items=4, lr=1e-2),
@@ -32,12 +32,6 @@ def train_set(old_seed: int = 1) -> TrainSet:
     new = (rng.normal(size=(5, 6))[label] + 0.5 * rng.normal(size=(80, 6))).astype(np.float32)
     old = new[:, :4] + 0.1 * np.random.default_rng(old_seed).normal(size=(80, 4)).astype(np.float32)
     return TrainSet({"old": old.astype(np.float32), "new": new}, label)
-
-
-def fitted(name: str, data: TrainSet) -> torch.nn.Module:
-    fit = control(name).fit
-    assert fit is not None
-    return fit.fit(data, SETTINGS, "cosine").network
 
 
 def test_they_take_part_only_if_asked_for() -> None:
@@ -73,17 +67,14 @@ def test_two_models_are_those_that_train_no_further_backbone() -> None:
 def test_rho_alone_does_not_depend_on_the_old_model() -> None:
     """Full RM's rho does."""
     for name, is_same in (("rho_alone", True), ("rm", False)):
-        one, other = fitted(name, train_set(1)), fitted(name, train_set(2))
-        assert isinstance(one, Heads)
-        assert isinstance(other, Heads)
+        one, other = (fitted(name, train_set(seed), SETTINGS) for seed in (1, 2))
         pairs = zip(one.rho.parameters(), other.rho.parameters(), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs) == is_same
 
 
 def test_rho_alone_serves_rho_from_the_start() -> None:
     data = train_set()
-    network = fitted("rho_alone", data)
-    assert isinstance(network, Heads)
+    network = fitted("rho_alone", data, SETTINGS)
     pair = control("rho_alone").pair(Embeddings(data.vectors, data.vectors), network)
     assert pair.backward is pair.forward
     with torch.no_grad():
@@ -105,10 +96,7 @@ def with_views(data: TrainSet) -> TrainSet:
 @pytest.mark.parametrize("name", ["fct_rho", "fastfill_rho"])
 def test_h_is_what_it_would_be_with_rho_as_the_new_model(name: str, data: TrainSet) -> None:
     """Both steps by hand: rho alone, then FCT or FastFill on its results."""
-    network = fitted(name, data)
-    assert isinstance(network, RhoAndH)
-    rho = fitted("rho_alone", data)
-    assert isinstance(rho, Heads)
+    network, rho = fitted(name, data, SETTINGS), fitted("rho_alone", data, SETTINGS)
     for ours, theirs in zip(network.rho.parameters(), rho.rho.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
     rho.rho.double()
@@ -117,12 +105,10 @@ def test_h_is_what_it_would_be_with_rho_as_the_new_model(name: str, data: TrainS
             rho.rho(torch.from_numpy(x).double()).float().numpy()
             for x in (data.vectors["new"], *data.views.get("new", ()))
         )
-    plain = all_methods()[name.removesuffix("_rho")].fit
-    assert isinstance(plain, TransformFit)
     views = {"old": data.views["old"], "new": np.stack(of_views)} if of_views else {}
     by_hand = replace(data, vectors={"old": data.vectors["old"], "new": moved}, views=views)
-    alone = plain.fit(by_hand, SETTINGS, "cosine")
-    for ours, theirs in zip(network.h.parameters(), alone.network.parameters(), strict=True):
+    alone = fitted(name.removesuffix("_rho"), by_hand, SETTINGS)
+    for ours, theirs in zip(network.h.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
     pair = control(name).pair(Embeddings(data.vectors, data.vectors), network)
     np.testing.assert_allclose(pair.forward.gallery, moved, rtol=1e-4, atol=1e-4)
@@ -133,10 +119,9 @@ def test_h_is_what_it_would_be_with_rho_as_the_new_model(name: str, data: TrainS
 
 def test_uncertainty_is_that_of_h() -> None:
     data = train_set()
-    method, network = control("fastfill_rho"), fitted("fastfill_rho", train_set())
-    assert method.has_sigma
+    assert control("fastfill_rho").has_sigma
     assert not control("fct_rho").has_sigma
-    assert isinstance(network, RhoAndH)
+    network = fitted("fastfill_rho", data, SETTINGS)
     with torch.no_grad():
         expected = network.h.log_variance(network.h(torch.from_numpy(data.vectors["old"])))
     found = log_variances(transform(network.h, data.vectors["old"]), network.h)
@@ -144,9 +129,8 @@ def test_uncertainty_is_that_of_h() -> None:
 
 
 def test_a_cost_is_that_of_both_steps() -> None:
-    fit = control("fct_rho").fit
+    fit = fit_of("fct_rho")
     assert isinstance(fit, TowardsRhoFit)
-    assert isinstance(fit.rho, HeadFit)
     dims = {"old": 4, "new": 6}
     rho = fit.rho.cost(dims, 80, 5, SETTINGS, "cosine", 1)
     h = TransformFit().cost(dims, 80, 5, SETTINGS, "cosine", 1)
@@ -158,8 +142,6 @@ def test_a_cost_is_that_of_both_steps() -> None:
 def test_a_diverged_rho_is_seen_in_the_loss_of_h() -> None:
     data, losses = train_set(), list[float]()
     data = replace(data, vectors={"old": data.vectors["old"], "new": data.vectors["new"] * np.float32(np.nan)})
-    fit = control("fct_rho").fit
-    assert fit is not None
-    fit.fit(data, SETTINGS, "cosine", on_epoch=lambda _, loss: losses.append(loss))
+    fit_of("fct_rho").fit(data, SETTINGS, "cosine", on_epoch=lambda _, loss: losses.append(loss))
     assert len(losses) == 60
     assert np.isnan(losses[-1])

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.learn.methods import all_methods
 from ray_backfill.learn.methods.adapters import reduced_rank, rotation
 from ray_backfill.learn.methods.drift_adapter import drift_low_rank, drift_procrustes, scaling
 from ray_backfill.learn.papers.drift_adapter import ScaledResidual
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings, TransformTraining
+from tests.learn.fits import fitted
 
 RNG = np.random.default_rng(0)
 
@@ -85,11 +85,8 @@ def test_the_mlp_is_the_formula(input_dim: int, output_dim: int, unit: bool) -> 
 def test_the_mlp_learns_a_rotation_with_a_scaling() -> None:
     x = RNG.normal(size=(400, 6)).astype(np.float32)
     y = (x @ np.linalg.qr(RNG.normal(size=(6, 6)))[0] * np.array([1, 2, 0.5, 1, 1, 3])).astype(np.float32)
-    fit = all_methods()["drift_mlp"].fit
-    assert fit is not None
     settings = FitSettings(transforms=TransformTraining(epochs=60, batch=50, lr=1e-2))
-    network = fit.fit(TrainSet({"new": x, "old": y}, None), settings, "l2").network
-    assert isinstance(network, ScaledResidual)
+    network = fitted("drift_mlp", TrainSet({"new": x, "old": y}, None), settings, "l2")
     with torch.no_grad():
         left = (network(torch.from_numpy(x)).numpy() - y).var() / y.var()
     assert left < 0.02

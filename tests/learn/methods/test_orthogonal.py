@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.learn.methods import Embeddings, all_methods
 from ray_backfill.learn.papers.orthogonal import JointBatch, JointMaps, contrast, deviation, joint
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings, OrthogonalSettings, TransformTraining
-from tests.learn.training._workers import leave_together
+from tests.learn.fits import fitted
+from tests.learn.training._workers import on_two_workers
 
 SETTINGS = OrthogonalSettings(forward=0.7, backward=1.3, contrastive=0.4, tau=0.5, threshold=0.2, steepness=3.0)
 
@@ -116,11 +115,8 @@ def train_set(labels: bool = True) -> TrainSet:
 
 
 def trained(name: str, data: TrainSet, epochs: int = 30, **orthogonal: float) -> JointMaps:
-    fit = all_methods()[name].fit
-    assert fit is not None
     training = TransformTraining(epochs=epochs, batch=40, lr=5e-3, orthogonal=OrthogonalSettings(**orthogonal))
-    network = fit.fit(data, FitSettings(transforms=training), "cosine").network
-    assert isinstance(network, JointMaps)
+    network: JointMaps = fitted(name, data, FitSettings(transforms=training))
     return network
 
 
@@ -183,24 +179,13 @@ def test_the_pairs_serve_what_the_paper_says(old_dim: int) -> None:
     np.testing.assert_allclose(as_it_is.backward.query, expected, rtol=1e-4, atol=1e-5)
 
 
-_NAMES = ("lambda_orthogonal", "orthogonal")
-
-
-def learned(name: str) -> dict[str, torch.Tensor]:
-    return {key: value.clone() for key, value in trained(name, train_set(), 3, threshold=0.1).state_dict().items()}
-
-
-def _two_workers(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    found = [learned(name) for name in _NAMES]
-    if rank == 0:
-        torch.save(found, Path(folder) / "found.pt")
-    leave_together(rank, folder)
+def learned(rank: int = 0) -> list[dict[str, torch.Tensor]]:
+    networks = [trained(name, train_set(), 3, threshold=0.1) for name in ("lambda_orthogonal", "orthogonal")]
+    return [{key: value.clone() for key, value in network.state_dict().items()} for network in networks]
 
 
 @pytest.mark.full
 def test_two_workers_learn_what_one_learns(tmp_path: Path) -> None:
-    spawn(_two_workers, (str(tmp_path),), nprocs=2)
-    for name, found in zip(_NAMES, torch.load(tmp_path / "found.pt", weights_only=True), strict=True):
-        for key, expected in learned(name).items():
-            torch.testing.assert_close(found[key], expected, rtol=1e-4, atol=1e-6)
+    for found, expected in zip(on_two_workers(learned, tmp_path)[0], learned(), strict=True):
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6)

@@ -5,17 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
-from ray_backfill.learn.methods import all_backbones
-from ray_backfill.learn.models.backbones import BackboneInfo
-from ray_backfill.learn.models.gather import rank_and_size
 from ray_backfill.learn.papers.ract import contrast
 from ray_backfill.learn.papers.simclr import nt_xent
-from ray_backfill.learn.training.objective import Objective, OldModel
-from ray_backfill.learn.training.settings import BackboneSettings, CompatibleLosses, ObjectiveSettings
-from tests.learn.training._workers import leave_together
+from ray_backfill.learn.training.settings import CompatibleLosses, ObjectiveSettings
+from tests.learn.methods.objectives import NEW, frozen, objective_of
+from tests.learn.training._workers import average, on_two_workers
 
 TARGET = torch.tensor([0, 1, 0, 2, -1, 1, 3, 2])
 
@@ -63,24 +58,14 @@ def test_gradients_are_those_of_the_loss(hardest: int | None) -> None:
 
 @pytest.mark.parametrize(("name", "hardest"), [("ract", None), ("ract_hard", 2)])
 def test_the_loss_is_classification_plus_weighted_contrast_on_the_same_view(name: str, hardest: int | None) -> None:
-    info = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3, 4, 7])
-    torch.manual_seed(0)
-    old = OldModel(info.build().eval().requires_grad_(False), info)
-    weights = {}
+    old, weights = frozen(NEW), {}
     pixels = torch.rand(8, 1, 8, 8)
     for weight in (0.0, 2.0):
         settings = ObjectiveSettings(compatible=CompatibleLosses(ract_weight=weight, hard_negatives=2))
-        torch.manual_seed(1)
-        made: Objective = all_backbones()[name].objective(info.build().eval(), info, settings, old)
+        made = objective_of(name, old, settings).eval()
         weights[weight], _ = made([pixels], TARGET)
     expected = 2 * contrast(made.backbone.embed(pixels), old.network.embed(pixels), TARGET, 0.5, hardest)
     torch.testing.assert_close(weights[2.0] - weights[0.0], expected, rtol=1e-4, atol=1e-5)
-    assert set(made.state_dict()) == {f"backbone.{key}" for key in made.backbone.state_dict()}
-    assert made.train().backbone.training
-    assert not old.network.training
-
-
-LOSSES = ("ract", "ract_hard", "nt_xent")
 
 
 def one_step(name: str, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,26 +82,17 @@ def one_step(name: str, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
     loss.backward()
     value, gradient = loss.detach().clone(), network.weight.grad
     assert gradient is not None
-    _, size = rank_and_size()
-    for tensor in (value, gradient):
-        if size > 1:
-            dist.all_reduce(tensor)
-        tensor /= size  # what DDP does with gradients
+    average((value, gradient))
     return value, gradient
 
 
-def _two_workers(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    results = {name: one_step(name, slice(rank * 4, rank * 4 + 4)) for name in LOSSES}
-    if rank == 0:
-        torch.save(results, Path(folder) / "results.pt")
-    leave_together(rank, folder)
+def _half(rank: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    return {name: one_step(name, slice(rank * 4, rank * 4 + 4)) for name in ("ract", "ract_hard", "nt_xent")}
 
 
 @pytest.mark.full
 def test_two_workers_give_loss_and_gradient_of_one_with_the_doubled_batch(tmp_path: Path) -> None:
-    spawn(_two_workers, (str(tmp_path),), nprocs=2)
-    for name, (loss, gradient) in torch.load(tmp_path / "results.pt", weights_only=True).items():
+    for name, (loss, gradient) in on_two_workers(_half, tmp_path)[0].items():
         expected_loss, expected = one_step(name, slice(0, 8))
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
         torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import State, Task
@@ -36,7 +35,7 @@ from ray_backfill.learn.papers.rank_merge import (
 from ray_backfill.learn.training import map_loop
 from ray_backfill.learn.training.fit import Fit, TrainSet, anchors_per_worker
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, LossSettings, TransformTraining
-from tests.learn.training._workers import leave_together
+from tests.learn.training._workers import average, on_two_workers
 
 
 def distance(a: torch.Tensor, b: torch.Tensor, kind: str) -> float:
@@ -244,40 +243,31 @@ def _one_step(head_loss: HeadLoss, learn_new: bool, rows: slice) -> tuple[float,
     data = _data()
     torch.manual_seed(0)
     heads = Heads(4, 5, learn_new).double()
-    rank, size = rank_and_size()
     mine = torch.from_numpy(data.vectors["new"][rows])
     reverse, forward = heads(mine)
     old, label = torch.from_numpy(data.vectors["old"][:16]), torch.from_numpy(np.asarray(data.label)[:16])
-    batch = LossBatch(reverse, forward, old, gather(forward), label, first=rank * len(mine))
+    batch = LossBatch(reverse, forward, old, gather(forward), label, first=rank_and_size()[0] * len(mine))
     loss = head_loss(batch, LossSettings())
     loss.backward()
     gradients = {n: p.grad.clone() for n, p in heads.named_parameters() if p.grad is not None}
-    for gradient in gradients.values():
-        if size > 1:
-            dist.all_reduce(gradient)
-        gradient /= size  # what DDP does
     value = loss.detach().clone()
-    if size > 1:
-        dist.all_reduce(value)
-    return float(value / size), gradients
+    average((value, *gradients.values()))
+    return float(value), gradients
 
 
-def _two_workers(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+def _half(rank: int) -> Any:
+    """Single steps of all losses, and trained networks."""
     results = {}
     for name, loss in LOSSES.items():
         for learn_new in (False, True):
             results[name, learn_new] = _one_step(loss, learn_new, slice(rank * 8, rank * 8 + 8))
     trained, transform = (fit.fit(_data(2), SETTINGS, "cosine").network.state_dict() for fit in (RM, FASTFILL))
-    if rank == 0:
-        torch.save((results, trained, transform), Path(folder) / "results.pt")
-    leave_together(rank, folder)
+    return results, trained, transform
 
 
 @pytest.mark.full
 def test_two_workers_give_loss_and_gradient_of_one_with_the_doubled_batch(tmp_path: Path) -> None:
-    spawn(_two_workers, (str(tmp_path),), nprocs=2)
-    results, trained, transform = torch.load(tmp_path / "results.pt", weights_only=True)
+    results, trained, transform = on_two_workers(_half, tmp_path)[0]
     for (name, learn_new), (loss, gradients) in results.items():
         expected_loss, expected = _one_step(LOSSES[name], learn_new, slice(0, 16))
         assert loss == pytest.approx(expected_loss, rel=1e-12)

@@ -7,12 +7,8 @@ import torch
 import torch.nn.functional as F
 from pytorch_metric_learning.losses import NTXentLoss
 
-from ray_backfill.learn.methods import all_backbones
-from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.papers.simclr import nt_xent
-from ray_backfill.learn.training.settings import BackboneSettings, ObjectiveSettings
-
-INFO = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3])
+from tests.learn.methods.objectives import objective_of
 
 
 def views() -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,8 +53,7 @@ def test_a_batch_without_any_readable_image_leaves_gradients_numbers() -> None:
 
 def test_every_parameter_that_trains_gets_a_gradient_and_the_classifier_does_not_train() -> None:
     """DDP waits for the gradients of all that have one."""
-    torch.manual_seed(0)
-    made = all_backbones()["side"].objective(INFO.build(), INFO, ObjectiveSettings(), None)
+    made = objective_of("side", None)
     assert made.n_views == 2
     losses, _ = made([torch.rand(4, 1, 8, 8), torch.rand(4, 1, 8, 8)], torch.tensor([0, 1, -1, 0]))
     losses.sum().backward()

@@ -13,6 +13,7 @@ from ray_backfill.learn.methods import Embeddings, all_methods
 from ray_backfill.learn.methods.slerp import ALPHAS, Slerp, recalls_at_1
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings
+from tests.learn.fits import fitted
 
 METHOD = all_methods()["slerp"]
 RNG = np.random.default_rng(5)
@@ -26,13 +27,6 @@ def embeddings(old_dim: int, new_dim: int, n: int = 60, seed: int = 0) -> tuple[
     return {m: (centres[:, :d] + s * rng.normal(size=(n, d))).astype(np.float32) for m, (d, s) in noisy.items()}, label
 
 
-def fitted(data: TrainSet) -> Slerp:
-    assert METHOD.fit is not None
-    network = METHOD.fit.fit(data, FitSettings(), "cosine").network
-    assert isinstance(network, Slerp)
-    return network
-
-
 @pytest.mark.parametrize(("old_dim", "new_dim"), [(5, 5), (4, 7), (7, 4)])
 def test_it_is_the_papers_formula_in_the_padded_space(old_dim: int, new_dim: int) -> None:
     """There old embeddings are filled up with zeros and the rotation is square; the gallery is zero where we cut."""
@@ -41,7 +35,7 @@ def test_it_is_the_papers_formula_in_the_padded_space(old_dim: int, new_dim: int
     unit = {m: v / np.linalg.norm(v, axis=1, keepdims=True) for m, v in train.items()}
     padded = {m: np.pad(v.astype(np.float64), ((0, 0), (0, width - v.shape[1]))) for m, v in unit.items()}
     turned = padded["new"] @ scipy.linalg.orthogonal_procrustes(padded["new"], padded["old"])[0]
-    network = fitted(TrainSet(train, None))
+    network = fitted("slerp", TrainSet(train, None))
     assert network.alpha == 0.5
     for alpha in (0.0, 0.3, 1.0):
         found = replace(network, alpha=alpha)(train["old"], train["new"])
@@ -86,7 +80,7 @@ def test_recall_is_that_of_a_plain_loop(n_queries: int) -> None:
 
 def test_the_point_with_the_best_recall_is_chosen() -> None:
     train, label = embeddings(6, 6, n=120)
-    network = fitted(TrainSet(train, label))
+    network = fitted("slerp", TrainSet(train, label))
     drawn = np.random.default_rng(0).permutation(120)
     queries = [replace(network, alpha=alpha)(train["old"], train["new"])[drawn] for alpha in ALPHAS]
     found = [plain_recall(each, train["old"][drawn], label[drawn]) for each in queries]
@@ -96,7 +90,7 @@ def test_the_point_with_the_best_recall_is_chosen() -> None:
 
 def test_the_pair_embeds_queries_by_both_models_and_leaves_the_gallery() -> None:
     (query, _), (gallery, _) = embeddings(4, 7, 5, 1), embeddings(4, 7, 8, 2)
-    network = fitted(TrainSet(embeddings(4, 7)[0], None))
+    network = fitted("slerp", TrainSet(embeddings(4, 7)[0], None))
     pair = METHOD.pair(Embeddings(query, gallery), network)
     assert pair.backward.gallery is gallery["old"]
     assert pair.forward.query is query["new"]

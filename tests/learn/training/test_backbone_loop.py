@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
-from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import State, Task
@@ -25,9 +23,9 @@ from ray_backfill.learn.training import batches as pixel_feed
 from ray_backfill.learn.training.backbone_loop import Epoch, images_per_worker, train_backbone, training_rows
 from ray_backfill.learn.training.batches import PixelFeed, augment
 from ray_backfill.learn.training.map_loop import warmup_cosine
-from ray_backfill.learn.training.objective import Classification, OldModel, freeze_old
+from ray_backfill.learn.training.objective import Classification, OldModel, PlainImages, freeze_old
 from ray_backfill.learn.training.settings import Augmentation, BackboneSettings, BackboneTraining
-from tests.learn.training._workers import leave_together
+from tests.learn.training._workers import on_two_workers
 
 SOURCE = open_images(landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4))
 INFO = BackboneInfo(BackboneSettings(dim=8, width=4), channels=3, image_size=16, classes=[0, 1, 3])
@@ -148,8 +146,8 @@ class Recorder(Stub):
         return SOURCE.read(split, rows)
 
 
-def _train_on_two(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+def _train(rank: int) -> Any:
+    """The networks' states, which images were read, and the loss and the operations."""
     pixel_feed.CACHE_BYTES = 0  # decode what is used, when it is used
     source = Recorder()
     epochs: list[Epoch] = []
@@ -161,16 +159,13 @@ def _train_on_two(rank: int, folder: str) -> None:
         for name in ("bct", "ract_hard", "side", "advbct", "mixbct")
     ]
     states = [network.state_dict(), *(other.network.state_dict() for other in others)]
-    torch.save((states, source.rows, epochs[0].loss, [other.flops for other in others]), Path(folder) / f"{rank}.pt")
-    leave_together(rank, folder)
+    return states, source.rows, epochs[0].loss, [other.flops for other in others]
 
 
 @pytest.mark.full
 def test_two_workers_share_the_images_and_keep_one_network(tmp_path: Path) -> None:
-    spawn(_train_on_two, (str(tmp_path),), nprocs=2)
-    (first, first_rows, first_loss, flops), (second, second_rows, second_loss, _) = (
-        torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)
-    )
+    found = on_two_workers(_train, tmp_path)
+    (first, first_rows, first_loss, flops), (second, second_rows, second_loss, _) = found
     for mine, other in zip(first, second, strict=True):  # of plain classification, and of every kind
         for name, value in mine.items():
             if "running" not in name:  # statistics of BatchNorm stay each worker's own
@@ -285,10 +280,10 @@ def test_class_means_are_those_of_readable_images_as_they_are() -> None:
     source: ImageSource = BrokenImages()
     old = old_model([2, 9])
     targets = np.searchsorted(INFO.classes, LABELS)
-    means = freeze_old(old, INFO, PixelFeed(source, ROWS), ROWS, targets, torch.device("cpu")).class_means_Cd
+    images = PlainImages(PixelFeed(source, ROWS), ROWS, targets, torch.device("cpu"))
+    means = freeze_old(old, INFO, images).class_means_Cd
     assert means is not None
-    known = old_model(list(INFO.classes))
-    asked = freeze_old(known, INFO, PixelFeed(source, ROWS), ROWS, targets, torch.device("cpu"), with_means=True)
+    asked = freeze_old(old_model(list(INFO.classes)), INFO, images, with_means=True)
     assert asked.class_means_Cd is not None
     assert asked.class_means_Cd.shape == means.shape
     for c, label in enumerate(INFO.classes):

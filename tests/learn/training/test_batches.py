@@ -9,7 +9,11 @@ def on_gpu(decode_per_cpu: float, model: float, write: float, cpus: int) -> Feed
     """Of 9,000 images on one GPU."""
     of_images = {"decoded": 9000, "pixel_bytes": 9000 * 1_000_000}
     work = Work(9000, decode_s=9000 / decode_per_cpu, model_s=9000 / model, write_s=9000 / write, **of_images)
-    found = feeding(work, cpus, on_gpu=True)
+    return measured(work, cpus, on_gpu=True)
+
+
+def measured(work: Work, cpus: int, on_gpu: bool, lent_cpus: int = 0) -> Feeding:
+    found = feeding(work, cpus, on_gpu, lent_cpus)
     assert found is not None
     return found
 
@@ -30,19 +34,16 @@ def test_lent_cpus_are_compared_with_own_ones() -> None:
     # Two own CPUs decode 100 images in 1 s each, four lent ones 160 in 2 s each.
     own, lent = {"decode_s": 2 + 8, "decode_cpu_s": 2}, {"lent": 160, "lent_s": 8, "lent_cpu_s": 4}
     work = Work(360, model_s=1, cpu_s=3, decoded=360, pixel_bytes=360 * 1_000_000, **own, **lent)
-    found = feeding(work, 6, on_gpu=True, lent_cpus=4)
-    assert found is not None
+    found = measured(work, 6, on_gpu=True, lent_cpus=4)
     assert found.fed == pytest.approx(6 * 36)
     assert found.sentence() == (
         "decode-bound: 6 CPUs per GPU give 216 img/s, 10 would give 360; with decode-cpus 8 other nodes would "
         "send 0.29 GB/s; 4 CPUs elsewhere decoded 44 %, each 0.20 times as fast as one of its own"
     )
     assert found.facts()["decoded_elsewhere"] == 0.444
-    idle = feeding(Work(360, model_s=1, decoded=720, decode_s=10), 6, on_gpu=True, lent_cpus=4)
-    assert idle is not None
+    idle = measured(Work(360, model_s=1, decoded=720, decode_s=10), 6, on_gpu=True, lent_cpus=4)
     assert idle.sentence().endswith("; 4 CPUs elsewhere decoded 0 %"), "they cannot see the images"
-    on_cpus = feeding(work, 6, on_gpu=False, lent_cpus=4)
-    assert on_cpus is not None
+    on_cpus = measured(work, 6, on_gpu=False, lent_cpus=4)
     assert on_cpus.decode_per_cpu == pytest.approx(60)  # 6 s of CPU time, 4 of them lent
     assert on_cpus.shares == pytest.approx({"decode": 6 / 7, "model": 1 / 7, "write": 0})
     assert "elsewhere" not in on_gpu(55, 900, 1e9, cpus=4).sentence() + str(on_gpu(55, 900, 1e9, cpus=4).facts())
@@ -69,8 +70,7 @@ def test_what_writes_does_not_compute() -> None:
 
 
 def test_pixels_in_memory_have_no_rate() -> None:
-    found = feeding(Work(9000, model_s=10), 4, on_gpu=True)
-    assert found is not None
+    found = measured(Work(9000, model_s=10), 4, on_gpu=True)
     assert found.sentence() == "model-bound: a GPU takes 900 img/s, all pixels are in memory"
     assert {name for name in found.facts() if "images_per_s" in name} == {"model_images_per_s_per_device"}
 
@@ -78,8 +78,7 @@ def test_pixels_in_memory_have_no_rate() -> None:
 def test_on_cpus_alone_shares_of_their_time_are_told() -> None:
     # 10 s of decoding (in 25 s by the clock: the model had the core), 2 of writing, and 8 for the rest.
     work = Work(1000, decode_s=25, decode_cpu_s=10, wait_s=3, model_s=15, write_s=2, write_cpu_s=2, cpu_s=20)
-    found = feeding(work, 1, on_gpu=False)
-    assert found is not None
+    found = measured(work, 1, on_gpu=False)
     assert found.sentence() == "CPU only, decode-bound: of the CPU time decoding 50 %, the models 40 %, writing 10 %"
     facts = found.facts()
     assert facts["decode_images_per_s_per_cpu"] == 100

@@ -5,6 +5,7 @@ import pytest
 from ray_backfill.learn.methods import Method, all_methods
 from ray_backfill.learn.training.fit import Choice, trials_of, with_values
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, LossSettings
+from tests.learn.fits import fit_of
 
 SPACE = (Choice("heads.lr", (1e-4, 1e-3)), Choice("heads.loss.tau", (0.1, 0.3, 1.0)))
 FITTED = [method for method in all_methods().values() if method.fit and method.fit.space]
@@ -36,12 +37,10 @@ def test_values_are_set_where_their_names_say() -> None:
 @pytest.mark.parametrize("method", FITTED, ids=lambda method: method.name)
 def test_every_declared_value_changes_the_fit(method: Method) -> None:
     """A setting that the fit does not depend on would waste the method's trials."""
-    assert method.fit is not None
-    for choice in method.fit.space:
-        recorded = [
-            str(method.fit.recorded(with_values(FitSettings(), {choice.name: value}), "cosine"))
-            for value in choice.values
-        ]
+    fit = fit_of(method.name)
+    for choice in fit.space:
+        changed = (with_values(FitSettings(), {choice.name: value}) for value in choice.values)
+        recorded = [str(fit.recorded(settings, "cosine")) for settings in changed]
         assert len(set(recorded)) == len(choice.values), choice.name
 
 
@@ -49,5 +48,4 @@ def test_every_method_has_the_same_number_of_trials() -> None:
     trained = {method.name for method in all_methods().values() if method.is_trained}
     assert trained <= {method.name for method in FITTED}, "a training without a space"
     for method in FITTED:
-        assert method.fit is not None
-        assert len(trials_of(method.fit.space, FitSettings(), 8)) == 8, method.name
+        assert len(trials_of(fit_of(method.name).space, FitSettings(), 8)) == 8, method.name

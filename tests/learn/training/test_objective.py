@@ -6,9 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from pytorch_metric_learning.losses import ArcFaceLoss
-from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.images.source import Pixels
@@ -17,12 +15,13 @@ from ray_backfill.learn.training.batches import PixelFeed
 from ray_backfill.learn.training.objective import (
     Classification,
     ClassSpread,
+    PlainImages,
     class_spread,
     classification_losses,
     fit_width,
 )
 from ray_backfill.learn.training.settings import BackboneSettings, ObjectiveSettings
-from tests.learn.training._workers import leave_together
+from tests.learn.training._workers import on_two_workers
 
 ARCFACE = ObjectiveSettings(classification="arcface")
 
@@ -113,7 +112,7 @@ class OneBroken:
 
 def measured() -> ClassSpread:
     feed = PixelFeed(OneBroken(), ROWS)  # type: ignore[arg-type]
-    return class_spread(embed, (3, 5), feed, ROWS, TARGETS, torch.device("cpu"))
+    return class_spread(embed, (3, 5), PlainImages(feed, ROWS, TARGETS, torch.device("cpu")))
 
 
 def test_centres_and_distances_are_those_of_a_plain_loop() -> None:
@@ -134,17 +133,12 @@ def test_centres_and_distances_are_those_of_a_plain_loop() -> None:
         np.testing.assert_array_equal(found, np.sort(spread.distance_N[spread.target_N == t].double().numpy()))
 
 
-def _two_workers(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    found = measured()
-    torch.save((found.centre_Cd, found.target_N, found.distance_N), Path(folder) / f"{rank}.pt")
-    leave_together(rank, folder)
+def _measure(rank: int = 0) -> tuple[torch.Tensor, ...]:
+    spread = measured()
+    return spread.centre_Cd, spread.target_N, spread.distance_N
 
 
 def test_two_workers_find_what_one_finds(tmp_path: Path) -> None:
-    spawn(_two_workers, (str(tmp_path),), nprocs=2)
-    alone = measured()
-    for rank in (0, 1):
-        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        for mine, expected in zip(found, (alone.centre_Cd, alone.target_N, alone.distance_N), strict=True):
+    for found in on_two_workers(_measure, tmp_path):
+        for mine, expected in zip(found, _measure(), strict=True):
             torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)

@@ -3,15 +3,9 @@
 import numpy as np
 import pytest
 
-from ray_backfill.learn.methods import find_methods
-from ray_backfill.learn.training.fit import MOST_FLOPS, Fit, TrainSet, sized
+from ray_backfill.learn.training.fit import MOST_FLOPS, TrainSet, sized
 from ray_backfill.learn.training.settings import FitSettings
-
-
-def fit_of(name: str) -> Fit:
-    (method,) = find_methods((name,))
-    assert method.fit is not None
-    return method.fit
+from tests.learn.fits import fit_of
 
 
 def items(number: int, dims: int) -> TrainSet:
