@@ -53,7 +53,11 @@ class CostRow:
         int,
         "multiply-accumulates per gallery item in addition to the models (stand-ins of old items, rho of new items)",
     ]
-    training_flops: Annotated[int, "floating-point operations to fit the method's map"]
+    training_flops: Annotated[
+        int,
+        "floating-point operations to fit the method's map; of a formula only two products of the train items, without "
+        "the choice of a penalty or a rank",
+    ]
     trained_models: Annotated[str, "models that the method needs in addition to the old one"]
     backbone_training_flops: Annotated[float, "floating-point operations to train these models; NaN if unknown"]
 
@@ -132,7 +136,8 @@ def section(results: ResultsData) -> Section | None:
     words = Markup(
         "<p>Each of the named models embeds a query once; \u201cother\u201d is what the method adds to that. MACs are "
         "multiply-accumulate operations for one query and one item.\nk, M, G, T and P stand for "
-        "10<sup>3</sup>, 10<sup>6</sup>, 10<sup>9</sup>, 10<sup>12</sup> and 10<sup>15</sup>; a dash means unknown.</p>"
+        "10<sup>3</sup>, 10<sup>6</sup>, 10<sup>9</sup>, 10<sup>12</sup> and 10<sup>15</sup>; a dash means unknown. "
+        "FLOPs to fit a formula are those of two matrix products; choosing a penalty or a rank is not counted.</p>"
     )
     shown = Folded(f"All {len(rows)} methods", [table]) if is_large(results) else table
     return Section("What each method costs", [words, shown])

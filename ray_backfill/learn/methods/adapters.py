@@ -299,7 +299,7 @@ class FormulaFit(Fit):
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
         source, target = (data.vectors[model] for model in self.models)
-        # The two products that every formula needs; the cost of the rest does not grow with the items.
+        # Of x^T x and x^T y alone: choosing a penalty or a rank costs 3 to 30 times as much (docs/log.md).
         flops = 2 * len(source) * source.shape[1] * (source.shape[1] + target.shape[1])
         return Fitted(self.affine(data, settings.adapters, distance), flops)
 

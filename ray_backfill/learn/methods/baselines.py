@@ -3,11 +3,11 @@
 {a, b}: queries are compared by a, gallery items by b. The backward system of a method serves items that are not
 backfilled, the forward system those that are, unless its policy says otherwise.
 
-``cascade@100``: until t = 1 both models embed each query. {old, old} recalls its K = ``RECALLS`` = 100 first items,
-{new, new} re-ranks them by new distances alone, and the ranking of {old, old} goes on behind them. Candidates that are
-not backfilled are embedded by the new model for the query, so that the curve is flat: up to 100 embeddings a query at
-t = 0, none at t = 1, when {new, new} ranks all items. The other cost is a second embedding of each query, and 100
-distances. Nothing is fitted. ``cascade_map@100`` recalls by {new, A(old)}, so that new alone embeds queries.
+``cascade@100``: until t = 1 both models embed each query. {old, old} recalls its first K = ``RECALLS`` = 100 items,
+{new, new} re-ranks them by new distances alone, and the ranking of {old, old} goes on behind them; at t = 1 {new, new}
+ranks all items. Candidates that are not backfilled are embedded by the new model for the query: up to 100 embeddings a
+query at t = 0, none at the end. So only this cost changes until t = 1, and no ranking. Nothing is fitted.
+``cascade_map@100`` recalls by {new, A(old)}, so that the new model alone embeds queries, and fits A.
 """
 
 from functools import partial
