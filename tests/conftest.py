@@ -51,6 +51,8 @@ _ray = ExitStack()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses the shared Ray, and let it begin. A test that starts a Ray in another way is marked by hand."""
     for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid}: an address differs in each process: give ids to parametrize")
         if "ray_session" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")
         if item.get_closest_marker("cluster"):  # no signal ends a wait inside Ray's C++ code

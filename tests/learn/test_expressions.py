@@ -20,27 +20,27 @@ from ray_backfill.learn.models.apply import Affine
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("dims", [{"old": 5, "new": 8}, {"old": 8, "new": 5}, {"old": 6, "new": 6}], ids=str)
 @pytest.mark.parametrize(
-    ("expression", "width"),
+    ("expression", "of_5_and_8", "of_8_and_5", "of_6_and_6"),
     [
-        (Stored("old"), lambda old, new: old),
-        (mapped("A", "old"), lambda old, new: 7),
-        (Prefix(Stored("old"), "new"), min),
-        (Resized(Stored("new"), "old"), lambda old, new: old),
-        (Resized(mapped("A", "old"), "new"), lambda old, new: new),
-        (Prefix(mapped("A", "old"), "new"), lambda old, new: min(7, new)),
+        (Stored("old"), 5, 8, 6),
+        (mapped("A", "old"), 7, 7, 7),
+        (Prefix(Stored("old"), "new"), 5, 5, 6),
+        (Resized(Stored("new"), "old"), 5, 8, 6),
+        (Resized(mapped("A", "old"), "new"), 8, 5, 6),
+        (Prefix(mapped("A", "old"), "new"), 7, 5, 6),
     ],
     ids=str,
 )
-def test_dimensions_are_those_of_the_vectors(expression: Expression, width: object, dims: dict[str, int]) -> None:
-    weight, bias = RNG.normal(size=(7, dims["old"])).astype(np.float32), np.zeros(7, np.float32)
-    network = Affine(weight, bias, unit=False)
-    vectors = {model: RNG.normal(size=(3, dim)).astype(np.float32) for model, dim in dims.items()}
-    of_items = Evaluation(vectors, network, dims)(expression)
-    assert callable(width)
-    assert of_items.shape == (3, width(dims["old"], dims["new"]))
-    assert dim_of(expression, dims, network) == of_items.shape[1]
+def test_dimensions_are_those_of_the_vectors(
+    expression: Expression, of_5_and_8: int, of_8_and_5: int, of_6_and_6: int
+) -> None:
+    for old, new, width in ((5, 8, of_5_and_8), (8, 5, of_8_and_5), (6, 6, of_6_and_6)):
+        dims = {"old": old, "new": new}
+        network = Affine(RNG.normal(size=(7, old)).astype(np.float32), np.zeros(7, np.float32), unit=False)
+        vectors = {model: RNG.normal(size=(3, dim)).astype(np.float32) for model, dim in dims.items()}
+        assert Evaluation(vectors, network, dims)(expression).shape == (3, width)
+        assert dim_of(expression, dims, network) == width
     assert from_json(to_json(expression)) == expression
 
 
