@@ -5,7 +5,7 @@ import pytest
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.learn.expressions import (
-    Evaluation,
+    Evaluator,
     Expression,
     Prefix,
     Resized,
@@ -39,7 +39,7 @@ def test_dimensions_are_those_of_the_vectors(
         dims = {"old": old, "new": new}
         network = Affine(RNG.normal(size=(7, old)).astype(np.float32), np.zeros(7, np.float32), unit=False)
         vectors = {model: RNG.normal(size=(3, dim)).astype(np.float32) for model, dim in dims.items()}
-        assert Evaluation(vectors, network, dims)(expression).shape == (3, width)
+        assert Evaluator(vectors, network, dims)(expression).shape == (3, width)
         assert dim_of(expression, dims, network) == width
     assert from_json(to_json(expression)) == expression
 
