@@ -51,7 +51,7 @@ class Evaluation:
     """Ways to make the distances of the two systems comparable; raw leaves them as they are, best chooses one for each
     method on train items."""
     metrics: tuple[str, ...] = ("mAP", "CMC@1")
-    """Metrics of retrieval: mAP, MRR, nDCG, mAP@k, CMC@k, recall@k, MRR@k, nDCG@k for any k; "recommended" stands for
+    """Metrics of retrieval, such as mAP, nDCG@10 and CMC@1 (all: ``metric_forms``); "recommended" stands for
     nDCG@10 and CMC@1, and for recall@10 if half of the queries have at most 10 right answers; for recall@10 alone if
     the new model's results are taken as right. The first one leads the report."""
     points: int = 11

@@ -28,10 +28,16 @@ def own_rows(package: ModuleType, table: str, first: str = "") -> list[Any]:
     A module of several papers has a dictionary instead: rows by name, which are sorted as if each name were a module.
     """
     rows_of: dict[str, Iterable[Any]] = {}
-    for name in (module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")):
+    for name in _public_modules(package):
         rows = getattr(importlib.import_module(f"{package.__name__}.{name}"), table, ())
         rows_of |= rows if isinstance(rows, dict) else {name: rows}
     return [row for name in sorted(rows_of, key=lambda name: (name != first, name)) for row in rows_of[name]]
+
+
+@cache
+def _public_modules(package: ModuleType) -> tuple[str, ...]:
+    names = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return tuple(name for name in names if not name.startswith("_"))
 
 
 def rows_from_outside(table: str) -> list[Any]:

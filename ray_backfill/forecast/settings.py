@@ -89,7 +89,7 @@ def why_not_forecast(metric: str) -> str:
     """Why a metric cannot be forecast; "" if it can."""
     parsed = parse_metric(metric)
     if parsed.kind not in KINDS:
-        return "it depends on the first right answer alone, which a sample seldom settles"
+        return f"a sample settles only {', '.join(KINDS)}, which are sums over all right answers of a query"
     if parsed.k is not None and parsed.k < LEAST_CUT:
         return f"too few right answers count in the first {parsed.k}; a cut-off of {LEAST_CUT} or more can be forecast"
     return ""

@@ -285,7 +285,7 @@ def test_unfitted_merges_are_plain() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": "average"}, "known: raw, quantile, zscore, isotonic, logistic, csls, rrf"),
+        ({"name": "average"}, "known: raw, quantile, "),
         ({"train": None}, "train embeddings"),
         ({"label": None}, "use the merge 'quantile'"),
         ({"label": np.zeros(59, int)}, "59 labels for 60"),

@@ -13,6 +13,7 @@ import torch
 
 from ray_backfill.core.stages import read_json
 from ray_backfill.data.folder import Classifier
+from ray_backfill.engine.merges import all_merges
 from ray_backfill.images.datasets import landmarks
 from ray_backfill.learn.methods.fct import TransformFit
 from ray_backfill.learn.papers.fastfill import disc_losses, transform_loss
@@ -105,7 +106,7 @@ def check_runs(out: Path) -> None:
     spread = pd.read_parquet(out / "seed-0" / "results" / "permutations.parquet")
     assert set(spread["permutations"]) == {10}
     merged = pd.read_parquet(out / "seed-0" / "results_merges" / "summary.parquet")
-    assert set(merged["merge"]) == {"raw", "quantile", "zscore", "isotonic", "logistic", "csls", "rrf"}
+    assert set(merged["merge"]) == {merge.name for merge in all_merges().values() if not merge.is_choice}
     ablation = pd.read_parquet(out / "ablation" / "ablation.parquet")
     assert len(ablation) == 2 + 2 * 2, "RQT with and without rho; two losses with and without mining"
     # Tuned once, and used in the longer training.

@@ -1,12 +1,13 @@
-"""All kinds of merges. To add one, add a row to ``MERGES``, here or in a module of another distribution."""
+"""All kinds of merges. To add one, add a module with a tuple ``MERGES`` here, or in another distribution."""
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from numpy.typing import ArrayLike
 
 from ray_backfill.core.errors import InputError, unknown_name
-from ray_backfill.core.plugins import rows_from_outside
+from ray_backfill.core.plugins import own_rows, rows_from_outside
 from ray_backfill.engine.distances import check_distance
 from ray_backfill.engine.merges.best import FitMerge, choose
 from ray_backfill.engine.merges.csls import fit_csls
@@ -163,8 +164,9 @@ MERGES = (
 
 
 def all_merges() -> dict[str, MergeKind]:
-    """Return every known merge by name: this project's merges, then those of other distributions."""
-    return {kind.name: kind for kind in (*MERGES, *rows_from_outside("MERGES"))}
+    """Return every known merge by name: those above, of other modules of this package, of other distributions."""
+    own = own_rows(sys.modules[__package__], "MERGES", first="kinds")
+    return {kind.name: kind for kind in (*own, *rows_from_outside("MERGES"))}
 
 
 def check_merge(name: str, distance: str) -> None:

@@ -100,7 +100,7 @@ def replay(
         order: (N,) permutation of the gallery, first = backfilled first, or a dict of them, which share one pass; or
             "random", drawn with seed 0. ``make_order`` makes others.
         points: Number of points T, at least 2.
-        metrics: A name such as "mAP", "mAP@100" or "CMC@1", or several; also recall@k, MRR, MRR@k, nDCG and nDCG@k.
+        metrics: A name such as "mAP", "mAP@100" or "CMC@1", or several; an unknown one lists all.
         distance: "cosine", "l2" or "inner_product".
         progress: Show a progress bar if the replay takes long.
         threads: Number of threads; by default one per core that this process may use.
