@@ -21,7 +21,7 @@ from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.truth import ground_truth
 from ray_backfill.engine.distances import normalise
 from ray_backfill.learn.methods import all_methods
-from ray_backfill.learn.methods.adapters import regression
+from ray_backfill.learn.methods.adapters import Pairs
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.page.charts import COLOURS, FAINT, INK
@@ -63,7 +63,7 @@ def foretold(folder: EmbeddingFolder, source: str, target: str) -> float:
     """R^2 on the gallery of the least-squares map fitted on the train split."""
     assert folder.train is not None
     x, y = (normalise(folder.train.vectors[model]) for model in (source, target))
-    weight = regression(x - x.mean(0), y - y.mean(0), 0.0)
+    weight = Pairs(x, y).centred.regression(0.0)
     some = slice(0, 50_000)
     a, b = (normalise(folder.gallery.vectors[model][some]) for model in (source, target))
     missed = b - y.mean(0) - (a - x.mean(0)) @ weight

@@ -38,7 +38,6 @@ from ray_backfill.engine.replay import Curve, Served, replay_pairs
 from ray_backfill.learn.methods import Method, find_methods, models_of
 from ray_backfill.learn.training.fit import (
     Tuned,
-    keeping,
     sized,
     train_set,
     trials_of,
@@ -278,10 +277,10 @@ def fit_stage(
         if settings_of[method.name] != asked:
             say(f"{method.title}: {fit.epochs(settings_of[method.name])} epochs of {len(data):,} items")
     with task("fit maps", len(missing), "methods") as shown:
-        with keeping():
-            for method in (method for method in here if not method.is_trained):
-                fit_map(out / method.name, method, data, settings_of[method.name], distance)
-                shown.advance()
+        for method in (method for method in here if not method.is_trained):
+            fit_map(out / method.name, method, data, settings_of[method.name], distance)
+            shown.advance()
+        data.shared.clear()  # trainings use the memory
         for method in (method for method in here if method.is_trained):
             shown.expect(len(missing))  # formulas took no time, so they cannot predict the rest
             fit_map(out / method.name, method, data, settings_of[method.name], distance)

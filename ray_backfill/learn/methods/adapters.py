@@ -21,8 +21,8 @@ Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -39,14 +39,11 @@ from ray_backfill.learn.training.fit import (
     Fitted,
     OnEpoch,
     TrainSet,
-    kept,
     trained_flops,
 )  # fmt: skip
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 
 T = TypeVar("T")
-# X and Y -> weight W, (p, q), and bias b, (q,), of the map X W + b.
-Formula = Callable[[Wide, Wide, AdapterSettings], tuple[Wide, Wide]]
 
 # Penalties, in units of the inputs' mean variance per dimension, and ranks, as shares of the smaller dimension, among
 # which cross-validation chooses.
@@ -59,85 +56,194 @@ MLP_HIDDEN = 256
 # in every dimension), at a fifth of the cost.
 MANY = 1_000
 
+# Larger arrays, in bytes, are not held for the next formula.
+_MOST_SHARED = 1 << 28
 # Least reciprocal condition of x^T x at which it may be inverted: that of x is then 1e-5, and errors stay below 1e-6.
 _LEAST_RCOND = 1e-10
 
 _TRAIN_MLP = Deferred("ray_backfill.learn.papers.drift_adapter", "train_mlp")
 
 
-def procrustes(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
-    return rotation(x_Np, y_Nq), np.zeros(y_Nq.shape[1])
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Embeddings of N items to fit a map on. What several formulas need of them is computed once.
+
+    x: (N, p) inputs. y: (N, q) targets. They must not change. inverse: the same, from y to x, if that was made first.
+    """
+
+    x: Wide
+    y: Wide
+    inverse: "Pairs | None" = None
+    _by_strength: dict[tuple[str, float], Wide] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, data: TrainSet, source: str, target: str, is_cosine: bool) -> "Pairs":
+        """Those of two models. Formulas of both directions share them, while ``data.shared`` holds them."""
+        if (source, target, is_cosine) in data.shared:
+            return cast("Pairs", data.shared[source, target, is_cosine])
+        if (inverse := data.shared.get((target, source, is_cosine))) is not None:
+            pairs = cast("Pairs", inverse).reversed()
+        else:
+            x, y = (data.vectors[model] for model in (source, target))
+            pairs = cls(unit(x), unit(y)) if is_cosine else cls(np.asarray(x, np.float64), np.asarray(y, np.float64))
+        if max(pairs.x.nbytes, pairs.y.nbytes) <= _MOST_SHARED:
+            data.shared[source, target, is_cosine] = pairs
+        return pairs
+
+    def reversed(self) -> "Pairs":
+        """From the targets to the inputs."""
+        return Pairs(self.y, self.x, self)
+
+    @cached_property
+    def centred(self) -> "Pairs":
+        """Both minus their means."""
+        if self.inverse:
+            return self.inverse.centred.reversed()
+        return Pairs(self.x - self.x.mean(0), self.y - self.y.mean(0))
+
+    @cached_property
+    def gram(self) -> Wide:
+        """x^T x, (p, p)."""
+        return self.x.T @ self.x
+
+    @cached_property
+    def cross(self) -> Wide:
+        """x^T y, (p, q)."""
+        return self.x.T @ self.y
+
+    @cached_property
+    def spectrum(self) -> tuple[Wide, Wide]:
+        """(p,) eigenvalues and (p, p) eigenvectors of x^T x."""
+        return cast("tuple[Wide, Wide]", np.linalg.eigh(self.gram))
+
+    @cached_property
+    def rotation(self) -> Wide:
+        """(p, q) W with orthonormal rows or columns: the polar factor of x^T y. For p <= q, it minimises ||x W - y||^2.
+
+        Both directions share one decomposition. Source: Schönemann 1966, for p = q.
+        """
+        if self.inverse:
+            return self.inverse.rotation.T
+        is_first = (self.x.shape[1], self.x[0, 0]) <= (self.y.shape[1], self.y[0, 0])  # the same in every run
+        u, _, vt = np.linalg.svd(self.cross if is_first else self.y.T @ self.x, full_matrices=False)
+        return u @ vt if is_first else (u @ vt).T
+
+    @cached_property
+    def folds(self) -> "list[Fold]":
+        """Fifths of the items in random order, each held out in turn; only the first one where there are many items."""
+        if self.inverse:
+            return [Fold(pairs.reversed(), held_y, held_x) for pairs, held_x, held_y in self.inverse.folds]
+        folds = []
+        fifths = np.array_split(np.random.default_rng(0).permutation(len(self.x)), PARTS)
+        for held in fifths if len(self.x) < MANY else fifths[:1]:
+            seen = np.ones(len(self.x), bool)
+            seen[held] = False
+            mean_x, mean_y = self.x[seen].mean(0), self.y[seen].mean(0)
+            pairs = Pairs(self.x[seen] - mean_x, self.y[seen] - mean_y)
+            folds.append(Fold(pairs, self.x[held] - mean_x, self.y[held] - mean_y))
+        return folds
+
+    def regression(self, strength: float) -> Wide:
+        """(p, q) W that minimises ||x W - y||^2 + strength * s * ||W||^2, s = trace(x^T x) / p."""
+        if ("regression", strength) not in self._by_strength:
+            self._by_strength["regression", strength] = regression(self, strength)
+        return self._by_strength["regression", strength]
+
+    def main_directions(self, strength: float) -> Wide:
+        """(q, min(p, q)) directions of the fitted values, the largest first; a penalty counts as p more items."""
+        if ("directions", strength) not in self._by_strength:
+            weight = self.regression(strength)
+            fitted = weight.T @ self.cross  # weight^T (x^T x + penalty) weight, which is symmetric
+            directions = np.linalg.eigh(fitted)[1][:, ::-1][:, : min(weight.shape)]
+            self._by_strength["directions", strength] = directions
+        return self._by_strength["directions", strength]
 
 
-def procrustes_centred(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
-    return about_means(x_Np, y_Nq, rotation)
+class Fold(NamedTuple):
+    """One split of the train items: what is fitted on and what is held out, both centred on the means of the former."""
+
+    pairs: Pairs
+    held_x: Wide
+    held_y: Wide
 
 
-def least_squares(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+# -> weight W, (p, q), and bias b, (q,), of the map X W + b.
+Formula = Callable[[Pairs, AdapterSettings], tuple[Wide, Wide]]
+
+
+def procrustes(pairs: Pairs, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    return pairs.rotation, np.zeros(pairs.y.shape[1])
+
+
+def procrustes_centred(pairs: Pairs, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    return about_means(pairs, pairs.centred.rotation)
+
+
+def least_squares(pairs: Pairs, settings: AdapterSettings) -> tuple[Wide, Wide]:
     """Without a penalty; only for comparison where there are fewer than some 10 items per dimension."""
-    return about_means(x_Np, y_Nq, lambda x, y: regression(x, y, 0.0))
+    return about_means(pairs, pairs.centred.regression(0.0))
 
 
-def relaxed(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+def relaxed(pairs: Pairs, settings: AdapterSettings) -> tuple[Wide, Wide]:
     """Drawn to the rotation."""
-    strength = settings.relaxation if settings.relaxation is not None else strength_of(x_Np, y_Nq, rotation)
-    return about_means(x_Np, y_Nq, lambda x, y: regression(x, y, strength, towards=rotation(x, y)))
+    strength = settings.relaxation if settings.relaxation is not None else strength_of(pairs, to_rotation=True)
+    return about_means(pairs, regression(pairs.centred, strength, pairs.centred.rotation))
 
 
-def ridge(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+def ridge(pairs: Pairs, settings: AdapterSettings) -> tuple[Wide, Wide]:
     """Drawn to zero, then stretched: see ``stretch``."""
-    strength = settings.ridge if settings.ridge is not None else strength_of(x_Np, y_Nq)
-    fit = partial(regression, strength=strength)
-    return about_means(x_Np, y_Nq, lambda x, y: fit(x, y) * stretch(x_Np, y_Nq, fit))
+    strength = settings.ridge if settings.ridge is not None else strength_of(pairs)
+    return about_means(
+        pairs, pairs.centred.regression(strength) * stretch(pairs, lambda seen: seen.regression(strength))
+    )
 
 
-def low_rank(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+def low_rank(pairs: Pairs, settings: AdapterSettings) -> tuple[Wide, Wide]:
     """Ridge of a rank, stretched."""
-    strength = strength_of(x_Np, y_Nq)
-    rank = rank_of(x_Np, y_Nq, strength, settings.rank_share)
-    fit = partial(reduced_rank, rank=rank, strength=strength)
-    return about_means(x_Np, y_Nq, lambda x, y: fit(x, y) * stretch(x_Np, y_Nq, fit))
+    strength = strength_of(pairs)
+    fit = partial(reduced_rank, rank=rank_of(pairs, strength, settings.rank_share), strength=strength)
+    return about_means(pairs, fit(pairs.centred) * stretch(pairs, fit))
 
 
-def strength_of(x_Np: Wide, y_Nq: Wide, towards: Callable[[Wide, Wide], Wide] | None = None) -> float:
+def strength_of(pairs: Pairs, to_rotation: bool = False) -> float:
     """The strength of the penalty that predicts held-out items best. Cost: O(N p (p + q) + p^3).
 
-    towards: fits the map to which the penalty draws, such as ``rotation``; None: to zero, which is a ridge.
+    to_rotation: the penalty draws to the rotation, instead of to zero, which is a ridge.
     """
     errors = []
-    for part in parts(x_Np, y_Nq):
-        y, drawn_to = part.y, np.zeros(())
-        if towards is not None:
+    for seen, held_x, held_y in pairs.folds:
+        if to_rotation:
             # What is left to learn beside that map shrinks to zero as a ridge does.
-            fixed = towards(part.x, part.y)
-            y, drawn_to = part.y - part.x @ fixed, part.held_x @ fixed
-        scale, basis = _spectrum(part.x)
-        weight, held_x = basis.T @ (part.x.T @ y), part.held_x @ basis
+            left, held_y = seen.y - seen.x @ seen.rotation, held_y - held_x @ seen.rotation
+        else:
+            left = seen.y
+        scale, basis = seen.spectrum
+        weight, held_x = basis.T @ (seen.x.T @ left), held_x @ basis
         # |H D W - Y|^2 of H held_x, Y what it should give and D diagonal: the same products for every strength.
         square = (held_x.T @ held_x) * (weight @ weight.T)
-        cross = ((held_x.T @ (part.held_y - drawn_to)) * weight).sum(axis=1)
+        cross = ((held_x.T @ held_y) * weight).sum(axis=1)
         inverse = [1 / (scale + strength * scale.mean()) for strength in STRENGTHS]
         errors.append([float(d @ square @ d - 2 * d @ cross) for d in inverse])
     return best_of(STRENGTHS, errors)
 
 
-def rank_of(x_Np: Wide, y_Nq: Wide, strength: float, share: float | None) -> int:
+def rank_of(pairs: Pairs, strength: float, share: float | None) -> int:
     """The share of the smaller dimension; None: that rank, of eight, which predicts held-out items best."""
-    smaller = min(x_Np.shape[1], y_Nq.shape[1])
+    smaller = min(pairs.x.shape[1], pairs.y.shape[1])
     if share is not None:
         return max(1, round(share * smaller))
     ranks = [max(1, round(some * smaller)) for some in RANK_SHARES]
     errors = []
-    for part in parts(x_Np, y_Nq):
-        weight, directions = regression(part.x, part.y, strength), main_directions(part.x, part.y, strength)
-        coordinates = part.held_x @ weight @ directions
+    for seen, held_x, held_y in pairs.folds:
+        directions = seen.main_directions(strength)
+        coordinates = held_x @ seen.regression(strength) @ directions
         # Directions are orthonormal, so each changes the squared error by itself.
-        changes = (coordinates * (coordinates - 2 * part.held_y @ directions)).sum(axis=0).cumsum()
+        changes = (coordinates * (coordinates - 2 * held_y @ directions)).sum(axis=0).cumsum()
         errors.append([float(changes[rank - 1]) for rank in ranks])
     return best_of(ranks, errors)
 
 
-def stretch(x_Np: Wide, y_Nq: Wide, fit: Callable[[Wide, Wide], Wide]) -> float:
+def stretch(pairs: Pairs, fit: Callable[[Pairs], Wide]) -> float:
     """Factor by which predictions of unseen items must be drawn apart to vary as much as the targets do.
 
     A penalised map predicts unseen items closer to their mean than true embeddings lie, the more so the less it knows:
@@ -145,51 +251,18 @@ def stretch(x_Np: Wide, y_Nq: Wide, fit: Callable[[Wide, Wide], Wide]) -> float:
     items first (ADR 16).
     """
     predicted = true = 0.0
-    for part in parts(x_Np, y_Nq):
-        predicted += _square(part.held_x @ fit(part.x, part.y))
-        true += _square(part.held_y)
+    for seen, held_x, held_y in pairs.folds:
+        predicted += _square(held_x @ fit(seen))
+        true += _square(held_y)
     return float(np.sqrt(true / predicted)) if predicted > 0 else 1.0
 
 
-def about_means(x_Np: Wide, y_Nq: Wide, weight_of: Callable[[Wide, Wide], Wide]) -> tuple[Wide, Wide]:
-    """Fit the (p, q) weight W on centred inputs and targets; returns it with the (q,) bias b of the map x W + b."""
-    weight = weight_of(_centred(x_Np), _centred(y_Nq))
-    return weight, y_Nq.mean(0) - x_Np.mean(0) @ weight
+def about_means(pairs: Pairs, weight: Wide) -> tuple[Wide, Wide]:
+    """The (p, q) weight W that was fitted on ``pairs.centred``, with the (q,) bias b of the map x W + b."""
+    return weight, pairs.y.mean(0) - pairs.x.mean(0) @ weight
 
 
-@kept
-def _centred(x_Np: Wide) -> Wide:
-    return x_Np - x_Np.mean(0)
-
-
-@kept
-def _spectrum(x_Np: Wide) -> tuple[Wide, Wide]:
-    """(p,) eigenvalues and (p, p) eigenvectors of x^T x."""
-    return cast("tuple[Wide, Wide]", np.linalg.eigh(_products(x_Np, x_Np)))
-
-
-@kept
-def _products(x_Np: Wide, y_Nq: Wide) -> Wide:
-    return x_Np.T @ y_Nq
-
-
-def rotation(x_Np: Wide, y_Nq: Wide) -> Wide:
-    """(p, q) W with orthonormal rows or columns: the polar factor of x^T y, which minimises ||x W - y||^2 for p <= q.
-
-    Both directions share one decomposition. Source: Schönemann 1966, for p = q.
-    """
-    is_first = (x_Np.shape[1], x_Np[0, 0]) <= (y_Nq.shape[1], y_Nq[0, 0])  # the same in every run
-    return _polar(x_Np, y_Nq) if is_first else _polar(y_Nq, x_Np).T
-
-
-@kept
-def _polar(x_Np: Wide, y_Nq: Wide) -> Wide:
-    u, _, vt = np.linalg.svd(_products(x_Np, y_Nq), full_matrices=False)
-    return u @ vt
-
-
-@kept
-def regression(x_Np: Wide, y_Nq: Wide, strength: float, towards: Wide | None = None) -> Wide:
+def regression(pairs: Pairs, strength: float, towards: Wide | None = None) -> Wide:
     """(p, q) W that minimises ||x W - y||^2 + strength * s * ||W - towards||^2, s = trace(x^T x) / p.
 
     towards: default 0, which is ridge regression. Deviates: in the literature lambda-orthogonal maps are trained under
@@ -197,7 +270,7 @@ def regression(x_Np: Wide, y_Nq: Wide, strength: float, towards: Wide | None = N
     """
     from scipy.linalg import LinAlgError, cho_factor, cho_solve, lapack, solve
 
-    gram, right = _products(x_Np, x_Np).copy(), _products(x_Np, y_Nq)
+    gram, right = pairs.gram.copy(), pairs.cross
     norm, weight = np.linalg.norm(gram, 1), strength * np.trace(gram) / len(gram)
     if towards is not None:
         right = right + weight * towards
@@ -210,53 +283,18 @@ def regression(x_Np: Wide, y_Nq: Wide, strength: float, towards: Wide | None = N
         factor = cho_factor(gram)
         if lapack.dpocon(factor[0], norm)[0] > _LEAST_RCOND:
             first = cho_solve(factor, right)  # and once more, for what is lost by squaring x
-            return cast("Wide", first + cho_solve(factor, x_Np.T @ (y_Nq - x_Np @ first)))
-    return np.linalg.lstsq(x_Np, y_Nq, rcond=None)[0].astype(np.float64)
+            return cast("Wide", first + cho_solve(factor, pairs.x.T @ (pairs.y - pairs.x @ first)))
+    return np.linalg.lstsq(pairs.x, pairs.y, rcond=None)[0].astype(np.float64)
 
 
-def reduced_rank(x_Np: Wide, y_Nq: Wide, rank: int, strength: float = 0.0) -> Wide:
+def reduced_rank(pairs: Pairs, rank: int, strength: float = 0.0) -> Wide:
     """(p, q) W of at most this rank that minimises what ``regression`` does. Source: Izenman 1975 (identity weights)
     without a penalty, Mukherjee and Zhu 2011 with one."""
-    weight = regression(x_Np, y_Nq, strength)
+    weight = pairs.regression(strength)
     if rank >= min(weight.shape):
         return weight
-    directions = main_directions(x_Np, y_Nq, strength)[:, :rank]
+    directions = pairs.main_directions(strength)[:, :rank]
     return weight @ directions @ directions.T
-
-
-@kept
-def main_directions(x_Np: Wide, y_Nq: Wide, strength: float) -> Wide:
-    """(q, min(p, q)) directions of the fitted values, the largest first; a penalty counts as p more items."""
-    weight = regression(x_Np, y_Nq, strength)
-    fitted = weight.T @ _products(x_Np, y_Nq)  # weight^T (x^T x + penalty) weight, which is symmetric
-    return cast("Wide", np.linalg.eigh(fitted)[1][:, ::-1][:, : min(weight.shape)])
-
-
-@kept
-def wide(vectors_Nd: Any, is_cosine: bool) -> Wide:
-    return unit(vectors_Nd) if is_cosine else np.asarray(vectors_Nd, np.float64)
-
-
-class Fold(NamedTuple):
-    """One split of the train items: what is fitted on and what is held out, both centred on the means of the former."""
-
-    x: Wide
-    y: Wide
-    held_x: Wide
-    held_y: Wide
-
-
-@kept
-def parts(x_Np: Wide, y_Nq: Wide) -> list[Fold]:
-    """Fifths of the items in random order, each held out in turn; only the first one where there are many items."""
-    folds = []
-    fifths = np.array_split(np.random.default_rng(0).permutation(len(x_Np)), PARTS)
-    for held in fifths if len(x_Np) < MANY else fifths[:1]:
-        seen = np.ones(len(x_Np), bool)
-        seen[held] = False
-        mean_x, mean_y = x_Np[seen].mean(0), y_Nq[seen].mean(0)
-        folds.append(Fold(x_Np[seen] - mean_x, y_Nq[seen] - mean_y, x_Np[held] - mean_x, y_Nq[held] - mean_y))
-    return folds
 
 
 def best_of(values: Sequence[T], errors: Sequence[Sequence[float]]) -> T:
@@ -306,8 +344,7 @@ class FormulaFit(Fit):
     def affine(self, data: TrainSet, settings: AdapterSettings, distance: str) -> Affine:
         """The affine map. Cost: O(N p (p + q)), and O((p + q)^3)."""
         is_cosine = distance == "cosine"
-        x_Np, y_Nq = (wide(data.vectors[model], is_cosine) for model in self.models)
-        weight, bias = self.formula(x_Np, y_Nq, settings)
+        weight, bias = self.formula(Pairs.of(data, *self.models, is_cosine), settings)
         return Affine(weight.T.astype(np.float32), bias.astype(np.float32), is_cosine)
 
 

@@ -25,9 +25,9 @@ from ray_backfill.learn.methods.adapters import (
     MAPPED_QUERY,
     MLP_HIDDEN,
     FormulaFit,
+    Pairs,
     about_means,
     reduced_rank,
-    rotation,
 )
 from ray_backfill.learn.models.apply import Wide
 from ray_backfill.learn.training.fit import Choice, Device, Fit, FitByItems, Fitted, OnEpoch, TrainSet, trained_flops
@@ -36,15 +36,15 @@ from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 _TRAIN = Deferred("ray_backfill.learn.papers.drift_adapter", "train_mlp")
 
 
-def drift_procrustes(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+def drift_procrustes(pairs: Pairs, settings: AdapterSettings) -> tuple[Wide, Wide]:
     """The rotation, then the best scaling of each of its results."""
-    weight = rotation(x_Np, y_Nq)
-    return weight * scaling(x_Np @ weight, y_Nq), np.zeros(y_Nq.shape[1])
+    weight = pairs.rotation
+    return weight * scaling(pairs.x @ weight, pairs.y), np.zeros(pairs.y.shape[1])
 
 
-def drift_low_rank(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
-    rank = min(settings.drift_rank, x_Np.shape[1], y_Nq.shape[1])
-    return about_means(x_Np, y_Nq, lambda x, y: reduced_rank(x, y, rank))
+def drift_low_rank(pairs: Pairs, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    rank = min(settings.drift_rank, pairs.x.shape[1], pairs.y.shape[1])
+    return about_means(pairs, reduced_rank(pairs.centred, rank))
 
 
 def scaling(predicted_Nq: Wide, y_Nq: Wide) -> Wide:

@@ -9,7 +9,6 @@ Shapes: N train items; k clusters; p dimensions of the old model, q of the new o
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,10 @@ from ray_backfill.learn.methods import Method
 from ray_backfill.learn.methods.adapters import (
     MAPPED_GALLERY,
     FormulaFit,
+    Pairs,
     about_means,
-    regression,
     relaxed,
     strength_of,
-    wide,
 )
 from ray_backfill.learn.models.apply import FormulaMap, Wide, unit
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
@@ -95,9 +93,9 @@ class LocalFit(FormulaFit):
     def fit(
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
-        is_cosine = distance == "cosine"
-        x_Np, y_Nq = (wide(data.vectors[model], is_cosine) for model in self.models)
-        weight_pq, bias_q = self.formula(x_Np, y_Nq, settings.adapters)
+        pairs = Pairs.of(data, *self.models, distance == "cosine")
+        x_Np, y_Nq = pairs.x, pairs.y
+        weight_pq, bias_q = self.formula(pairs, settings.adapters)
         left_Nq = y_Nq - x_Np @ weight_pq - bias_q
         k = min(_MOST, max(1, len(x_Np) // (_PER_DIMENSION * x_Np.shape[1])))
         centre_kp = clustered(x_Np, k)
@@ -107,13 +105,13 @@ class LocalFit(FormulaFit):
             rows = cluster_N == c
             more_pq, more_q = np.zeros_like(weight_pq), np.zeros_like(bias_q)
             if rows.sum() >= x_Np.shape[1]:
-                strength = strength_of(x_Np[rows], left_Nq[rows])
-                more_pq, more_q = about_means(x_Np[rows], left_Nq[rows], partial(regression, strength=strength))
+                left = Pairs(x_Np[rows], left_Nq[rows])
+                more_pq, more_q = about_means(left, left.centred.regression(strength_of(left)))
             weights.append((weight_pq + more_pq).T)
             biases.append(bias_q + more_q)
         flops = 4 * len(x_Np) * x_Np.shape[1] * (x_Np.shape[1] + y_Nq.shape[1]) + 2 * _ROUNDS * x_Np.size * k
         weight_kqp, bias_kq = np.stack(weights).astype(np.float32), np.stack(biases).astype(np.float32)
-        return Fitted(Local(centre_kp.astype(np.float32), weight_kqp, bias_kq, is_cosine), flops)
+        return Fitted(Local(centre_kp.astype(np.float32), weight_kqp, bias_kq, distance == "cosine"), flops)
 
 
 METHODS = (

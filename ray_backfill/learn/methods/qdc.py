@@ -11,15 +11,14 @@ import numpy as np
 
 from ray_backfill.learn.expressions import plain
 from ray_backfill.learn.methods import Method
-from ray_backfill.learn.methods.adapters import MAPPED_QUERY, FormulaFit
+from ray_backfill.learn.methods.adapters import MAPPED_QUERY, FormulaFit, Pairs, about_means
 from ray_backfill.learn.models.apply import Wide
 from ray_backfill.learn.training.settings import AdapterSettings
 
 
-def mean_drift(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+def mean_drift(pairs: Pairs, settings: AdapterSettings) -> tuple[Wide, Wide]:
     """The (p, q) identity and the (q,) mean of old minus new embeddings."""
-    weight = np.eye(x_Np.shape[1], y_Nq.shape[1])
-    return weight, y_Nq.mean(0) - x_Np.mean(0) @ weight
+    return about_means(pairs, np.eye(pairs.x.shape[1], pairs.y.shape[1]))
 
 
 METHODS = (

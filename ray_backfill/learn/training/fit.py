@@ -9,13 +9,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import wraps
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +38,6 @@ Device: TypeAlias = "torch.device | None"
 FEWEST_ITEMS = 10
 # Called with an epoch (from 1) and its mean loss over all workers.
 OnEpoch = Callable[[int, float], None] | None
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-# Results of functions of arrays, while formulas are fitted. Those of larger arrays, in bytes, are not kept.
-_KEPT: ContextVar[dict[Any, Any] | None] = ContextVar("kept", default=None)
-_MOST_KEPT = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -54,13 +47,15 @@ class TrainSet:
     vectors: model name -> (N, d) float. label: (N,) integers or strings; None if the items have no labels.
     classifier: the new model's classifier; None if it is unknown. views: model name -> (V, N, d) embeddings of V
     further views of each item, for all models or none. Only trained fits use them: each time that an item is in a
-    batch, they draw one of its 1 + V views. Formulas, classifiers and means are of ``vectors`` alone.
+    batch, they draw one of its 1 + V views. Formulas, classifiers and means are of ``vectors`` alone. shared: what
+    formulas compute of them once.
     """
 
     vectors: Mapping[str, NDArray[np.floating]]
     label: NDArray[Any] | None
     classifier: Classifier | None = None
     views: Mapping[str, NDArray[np.floating]] = field(default_factory=dict)
+    shared: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(next(iter(self.vectors.values())))
@@ -69,33 +64,6 @@ class TrainSet:
     def n_views(self) -> int:
         """Number of views of each item, the plain one included."""
         return 1 + max(map(len, self.views.values()), default=0)
-
-
-@contextmanager
-def keeping() -> Iterator[None]:
-    """Within it, formulas share what they need of the same arrays: copies, products and decompositions."""
-    token = _KEPT.set({})
-    try:
-        yield
-    finally:
-        _KEPT.reset(token)
-
-
-def kept(function: Function) -> Function:
-    """A function of arrays, which must not change, and of numbers, whose results ``keeping`` keeps."""
-
-    @wraps(function)
-    def cached(*given: Any, **named: Any) -> Any:
-        known, values = _KEPT.get(), (*given, *named.values())
-        arrays = [value for value in values if isinstance(value, np.ndarray)]
-        if known is None or max(array.nbytes for array in arrays) > _MOST_KEPT:
-            return function(*given, **named)
-        key = (function.__name__, *(id(value) if isinstance(value, np.ndarray) else value for value in values))
-        if key not in known:
-            known[key] = function(*given, **named), arrays  # while these live, no other array has their ids
-        return known[key][0]
-
-    return cast("Function", cached)
 
 
 def train_set(split: TrainSplit | EmbeddingFolder) -> TrainSet:

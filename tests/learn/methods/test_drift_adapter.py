@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.learn.methods.adapters import reduced_rank, rotation
+from ray_backfill.learn.methods.adapters import Pairs, reduced_rank
 from ray_backfill.learn.methods.drift_adapter import drift_low_rank, drift_procrustes, scaling
 from ray_backfill.learn.papers.drift_adapter import ScaledResidual
 from ray_backfill.learn.training.fit import TrainSet
@@ -29,8 +29,8 @@ def error(weight: np.ndarray, bias: np.ndarray, x: np.ndarray, y: np.ndarray) ->
 @pytest.mark.parametrize(("p", "q"), [(5, 5), (7, 4), (4, 7)])
 def test_procrustes_is_rotated_then_scaled(p: int, q: int) -> None:
     x, y = pairs(p, q)
-    weight, bias = drift_procrustes(x, y, AdapterSettings())
-    turned = x @ rotation(x, y)
+    weight, bias = drift_procrustes(Pairs(x, y), AdapterSettings())
+    turned = x @ Pairs(x, y).rotation
     for j in range(q):
         product = sum(turned[i, j] * y[i, j] for i in range(200))
         factor = product / sum(turned[i, j] ** 2 for i in range(200))
@@ -49,9 +49,9 @@ def test_a_dimension_that_is_always_zero_is_not_scaled() -> None:
 @pytest.mark.parametrize(("p", "q", "rank"), [(6, 5, 2), (3, 7, 64)])
 def test_the_low_rank_map_is_the_best_of_its_rank_and_scaling_cannot_mend_it(p: int, q: int, rank: int) -> None:
     x, y = pairs(p, q)
-    weight, bias = drift_low_rank(x, y, AdapterSettings(drift_rank=rank))
+    weight, bias = drift_low_rank(Pairs(x, y), AdapterSettings(drift_rank=rank))
     assert np.linalg.matrix_rank(weight) == min(p, q, rank)
-    best = reduced_rank(x - x.mean(0), y - y.mean(0), min(p, q, rank))
+    best = reduced_rank(Pairs(x - x.mean(0), y - y.mean(0)), min(p, q, rank))
     np.testing.assert_allclose(weight, best, atol=1e-9)
     np.testing.assert_allclose(bias, y.mean(0) - x.mean(0) @ best, atol=1e-9)
     np.testing.assert_allclose(scaling(x @ weight + bias, y), np.ones(q), atol=1e-9)
