@@ -111,6 +111,7 @@ def traits_of(
             method.is_reference,
             is_baseline,
             needs_labels=method.fit is not None and method.fit.needs_labels,
+            is_trained=method.fit is not None and method.fit.is_trained,
             learns_new=method.learns_new,
             further_models=tuple(model for model in method.models if model not in ("old", "new")),
             stays=method.forward.plain != "new" and not method.is_reference,

@@ -247,6 +247,8 @@ class MethodTraits:
     """It needs only the two models."""
     needs_labels: bool = False
     """Its fit needs the labels of a train split."""
+    is_trained: bool = False
+    """Its map is trained; otherwise a formula gives it, or it has none."""
     learns_new: bool = False
     """It trains rho, a head on top of the new model, which stays in use."""
     further_models: tuple[str, ...] = ()

@@ -175,8 +175,8 @@ def _cost(results: ResultsData, best: Row) -> tuple[str, ...]:
             change = _signed_percent(total / alone.query_backbone_macs - 1)
             more = f": {change} query compute against the new model alone"
         sentences.append(f"Each query is embedded by {models}{more}.")
-        if mine.training_flops:
-            sentences.append(f"Fitting its map takes {amount(mine.training_flops)} FLOPs.")
+        if traits.is_trained:  # those of a formula are counted in part
+            sentences.append(f"Training its map takes {amount(mine.training_flops)} FLOPs.")
     needs = ["the labels of a train split"] if traits.needs_labels else []
     needs += [f"a further model ({name})" for name in traits.further_models]
     sentences += [f"It needs {listed(needs, 'and')}."] if needs else []

@@ -131,7 +131,14 @@ def made_traits(methods: Iterable[str], orders: Iterable[str], merges: Iterable[
 
     return Traits(
         {
-            m: MethodTraits(m, "family", m in ("old", "new", "offline"), m == "rm_naive", glossary=glossary(m))
+            m: MethodTraits(
+                m,
+                "family",
+                m in ("old", "new", "offline"),
+                m == "rm_naive",
+                is_trained=m == "rm",
+                glossary=glossary(m),
+            )
             for m in methods
         },
         {o: OrderTraits(o, "oracle" in o, glossary(o)) for o in orders},
