@@ -12,6 +12,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 import ray_backfill as rb
+from ray_backfill.core.progress import State, relay, task
 from ray_backfill.engine.distances import exact_distances
 from ray_backfill.engine.merges import RAW, Merge, ScoreMap, all_merges, csls, fit_merge
 from ray_backfill.engine.merges import score_map as fitting
@@ -317,3 +318,14 @@ def test_merges_can_be_pickled(name: str) -> None:
     copy = pickle.loads(pickle.dumps(merge))
     here, there = (rb.replay(pair, truth, np.arange(60), 4, merge=m) for m in (merge, copy))
     np.testing.assert_array_equal(here.per_query["mAP"], there.per_query["mAP"])
+
+
+def test_neighbours_of_many_vectors_are_shown_while_they_are_found() -> None:
+    """Of two million items they take minutes before anything else of a replay is done."""
+    shown: list[State] = []
+    vectors = np.random.default_rng(0).normal(size=(400_000, 4)).astype(np.float32)
+    with relay(shown.extend), task("replay"):
+        csls.mean_nearest_cosine(vectors, vectors[:64])
+    amounts = [state.done for state in shown if state.title == "neighbours for CSLS"]
+    assert amounts == sorted(amounts)
+    assert 0 < amounts[-1] <= 400_000 == next(state.total for state in shown if state.title == "neighbours for CSLS")

@@ -6,6 +6,7 @@ Deviates: the neighbours are train vectors instead of gallery items and queries,
 is a share of them instead of 10. So r means the same whatever their number, as in a trial on a part of them.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.memory import room_for
+from ray_backfill.core.progress import detail, is_shown
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import FloatArray, RetrievalSystem, UpgradePair
 
@@ -21,6 +23,8 @@ from ray_backfill.engine.systems import FloatArray, RetrievalSystem, UpgradePair
 SHARE = 0.05
 # Most train items that r is computed from: more of them cost time for every query and gallery item.
 _MOST_ROWS = 2048
+# From so many vectors on, their neighbours take more than a second or two, and progress is shown.
+_MANY = 20_000
 # Vectors that are processed at a time: their products with all references take 16 MB.
 _ROWS = 1024
 
@@ -86,21 +90,25 @@ def mean_nearest_cosine(vectors: FloatArray, references: NDArray[np.float32]) ->
     """
     k = max(1, round(SHARE * len(references)))
     out = np.empty(len(vectors))
-    for first in range(0, len(vectors), _ROWS):
-        some = vectors[first : first + _ROWS]
-        form, rows = ProductForm.of(RetrievalSystem(some, references), "cosine"), np.arange(len(some))
-        v_nR = form.left(rows) @ form.tile(0, len(references)).T
-        # Within a margin of twice the error of the products, they include the k nearest by exact distance.
-        kth = np.partition(v_nR, k - 1, axis=1)[:, k - 1].astype(np.float64)
-        row, reference = np.nonzero(v_nR <= (kth + 2.001 * form.error(rows))[:, None])
-        exact = form.exact(row, reference)
-        starts = np.searchsorted(row, rows)
-        by_distance = np.lexsort((exact, row))
-        nearest_nk = exact[by_distance][starts[:, None] + np.arange(k)].astype(np.float64)
-        total = np.zeros(len(some))
-        for i in range(k):  # in a fixed order: the order of numpy's own sum may depend on the number of rows
-            total += 1 - nearest_nk[:, i]
-        out[first : first + len(some)] = total / k
+    is_long = len(vectors) >= _MANY and is_shown()
+    with detail("neighbours for CSLS", len(vectors), "vectors") if is_long else nullcontext() as bar:
+        for first in range(0, len(vectors), _ROWS):
+            some = vectors[first : first + _ROWS]
+            form, rows = ProductForm.of(RetrievalSystem(some, references), "cosine"), np.arange(len(some))
+            v_nR = form.left(rows) @ form.tile(0, len(references)).T
+            # Within a margin of twice the error of the products, they include the k nearest by exact distance.
+            kth = np.partition(v_nR, k - 1, axis=1)[:, k - 1].astype(np.float64)
+            row, reference = np.nonzero(v_nR <= (kth + 2.001 * form.error(rows))[:, None])
+            exact = form.exact(row, reference)
+            starts = np.searchsorted(row, rows)
+            by_distance = np.lexsort((exact, row))
+            nearest_nk = exact[by_distance][starts[:, None] + np.arange(k)].astype(np.float64)
+            total = np.zeros(len(some))
+            for i in range(k):  # in a fixed order: the order of numpy's own sum may depend on the number of rows
+                total += 1 - nearest_nk[:, i]
+            out[first : first + len(some)] = total / k
+            if bar is not None:
+                bar.advance(len(some))
     return out
 
 
