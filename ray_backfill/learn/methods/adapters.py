@@ -1,19 +1,23 @@
 """Adapters: small maps between the embeddings of two models, fitted on pairs of embeddings alone, without labels.
 
-{a, b}: queries are compared by a, gallery items by b. Each kind of map A comes in two directions:
+{a, b}: a query is represented by its embedding under a, a gallery item by its embedding under b. Each kind of map A
+comes in two directions:
 
 - ``ridge_gallery`` and the like: {new, A(old)} for items that are not backfilled, {new, new} for those that are; both
-  answers are merged by distance. The new model alone embeds queries, at no more cost, from the first day; the old
-  gallery is mapped once, for p q multiply-accumulates an item, and A goes when all items are backfilled.
-- ``ridge_query`` and the like: {A(new), old}, then {new, new}: the gallery is left as it is, and each query is mapped.
+  answers are merged by distance. From the start of the backfill the new model alone embeds queries, and a query costs
+  no more than after it. The old gallery is mapped once, for p q multiply-accumulates an item; A is discarded once all
+  items are backfilled.
+- ``ridge_query`` and the like: {A(new), old} for items that are not backfilled, {new, new} for those that are. The old
+  vectors are left as they are; each query is mapped.
 
-A(x) = x W + b; where distances are cosines, x is scaled to length 1 first, in fitting and afterwards. W and b come from
-items that both models have embedded (the train split) by the formulas below. ``ridge``: the W that minimises
-||X W - Y||^2 + strength ||W||^2, X and Y centred, times a factor (``stretch``).
+A(x) = x W + b. Where distances are cosines, inputs (and targets, in fitting) are scaled to length 1 first. W and b are
+fitted on items that both models have embedded (the train split). ``ridge``: W minimises ||X W - Y||^2 + strength s
+||W||^2 for centred X and Y, s = trace(X^T X) / p; it is then multiplied by a factor (``stretch``), and b is mean(Y) -
+mean(X) W.
 
 Source: Schönemann 1966 (Procrustes), Izenman 1975 (reduced-rank regression), Mukherjee and Zhu 2011 (the same with a
 ridge penalty), and "drift adapters", 2025 (low-rank affine, residual MLP) for retrieval. Penalties and ranks that are
-not given are chosen by cross-validation: with as many dimensions as hundreds of items plain least squares learns noise
+not given are chosen by cross-validation: where items are hardly more than dimensions, plain least squares learns noise
 (docs/results/atlas.md).
 
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
@@ -68,7 +72,7 @@ _TRAIN_MLP = Deferred("ray_backfill.learn.papers.drift_adapter", "train_mlp")
 class Pairs:
     """Embeddings of N items to fit a map on. What several formulas need of them is computed once.
 
-    x: (N, p) inputs. y: (N, q) targets. They must not change. inverse: the same, from y to x, if that was made first.
+    x: (N, p) inputs. y: (N, q) targets. They must not change. inverse: the pairs from y to x, if they were made first.
     """
 
     x: Wide
@@ -78,7 +82,7 @@ class Pairs:
 
     @classmethod
     def of(cls, data: TrainSet, source: str, target: str, is_cosine: bool) -> "Pairs":
-        """Those of two models. Formulas of both directions share them, while ``data.shared`` holds them."""
+        """Those of two models. Formulas of both directions share them, as long as ``data.shared`` holds them."""
         if (source, target, is_cosine) in data.shared:
             return cast("Pairs", data.shared[source, target, is_cosine])
         if (inverse := data.shared.get((target, source, is_cosine))) is not None:
@@ -150,7 +154,7 @@ class Pairs:
         return self._by_strength["regression", strength]
 
     def main_directions(self, strength: float) -> Wide:
-        """(q, min(p, q)) directions of the fitted values, the largest first; a penalty counts as p more items."""
+        """(q, min(p, q)) directions of the fitted values, the largest first; a penalty acts like p more items."""
         if ("directions", strength) not in self._by_strength:
             weight = self.regression(strength)
             fitted = weight.T @ self.cross  # weight^T (x^T x + penalty) weight, which is symmetric
@@ -185,13 +189,13 @@ def least_squares(pairs: Pairs, settings: AdapterSettings) -> tuple[Wide, Wide]:
 
 
 def relaxed(pairs: Pairs, settings: AdapterSettings) -> tuple[Wide, Wide]:
-    """Drawn to the rotation."""
+    """A regression whose penalty draws the map to the rotation."""
     strength = settings.relaxation if settings.relaxation is not None else strength_of(pairs, to_rotation=True)
     return about_means(pairs, regression(pairs.centred, strength, pairs.centred.rotation))
 
 
 def ridge(pairs: Pairs, settings: AdapterSettings) -> tuple[Wide, Wide]:
-    """Drawn to zero, then stretched: see ``stretch``."""
+    """A regression whose penalty draws the map to zero, then ``stretch``."""
     strength = settings.ridge if settings.ridge is not None else strength_of(pairs)
     return about_means(
         pairs, pairs.centred.regression(strength) * stretch(pairs, lambda seen: seen.regression(strength))
@@ -213,7 +217,7 @@ def strength_of(pairs: Pairs, to_rotation: bool = False) -> float:
     errors = []
     for seen, held_x, held_y in pairs.folds:
         if to_rotation:
-            # What is left to learn beside that map shrinks to zero as a ridge does.
+            # What the rotation leaves over is predicted by a ridge regression.
             left, held_y = seen.y - seen.x @ seen.rotation, held_y - held_x @ seen.rotation
         else:
             left = seen.y
@@ -244,11 +248,11 @@ def rank_of(pairs: Pairs, strength: float, share: float | None) -> int:
 
 
 def stretch(pairs: Pairs, fit: Callable[[Pairs], Wide]) -> float:
-    """Factor by which predictions of unseen items must be drawn apart to vary as much as the targets do.
+    """Factor by which predictions of unseen items must be scaled to vary as much as the targets do.
 
     A penalised map predicts unseen items closer to their mean than true embeddings lie, the more so the less it knows:
-    every one of them then is closer to a query than an embedding of the new model, and the merged ranking shows mapped
-    items first (ADR 16).
+    they then tend to be closer to a query than the items' embeddings by the new model, and the merged ranking shows
+    mapped items first (ADR 16).
     """
     predicted = true = 0.0
     for seen, held_x, held_y in pairs.folds:
@@ -279,7 +283,7 @@ def regression(pairs: Pairs, strength: float, towards: Wide | None = None) -> Wi
         with suppress(LinAlgError):
             return cast("Wide", solve(gram, right, assume_a="pos"))
         return cast("Wide", solve(gram, right, assume_a="sym"))  # a penalty that is lost in rounding
-    with suppress(LinAlgError):  # of dimensions that say nothing, or of fewer items than dimensions
+    with suppress(LinAlgError):  # singular: constant dimensions, or fewer items than dimensions
         factor = cho_factor(gram)
         if lapack.dpocon(factor[0], norm)[0] > _LEAST_RCOND:
             first = cho_solve(factor, right)  # and once more, for what is lost by squaring x
@@ -350,7 +354,7 @@ class FormulaFit(Fit):
 
 @dataclass(frozen=True)
 class ResidualFit(FitByItems):
-    """A small MLP on top of an affine map, trained on the squared error. base: by the settings of --adapters."""
+    """A small MLP on top of an affine map, trained on the squared error. base: the affine map, fitted by --adapters."""
 
     base: FormulaFit
 
@@ -396,7 +400,7 @@ _GLOSSARY = {
     "gallery: it maps the old gallery into the new space; query: it maps new queries into the old space."
 }
 # The maps that docs/results/atlas.md finds near the best whatever the dimensions. Both map the gallery: queries mapped
-# into an old space of another number of dimensions lose more than they gain, unless they stay close to the old ones.
+# into an old space of another number of dimensions lose more than they gain, unless both models are alike.
 _RECOMMENDED = ("relaxed_gallery", "ridge_gallery")
 
 FORMULAS: dict[Formula, str] = {

@@ -1,13 +1,14 @@
-"""References, which train nothing: no upgrade, and a finished one; and policies: other ways to switch, and cascades.
+"""References: no upgrade, and a finished one. Policies: other ways to switch from one to the other, and cascades.
 
-{a, b}: queries are compared by a, gallery items by b. The backward system of a method serves items that are not
-backfilled, the forward system those that are, unless its policy says otherwise.
+{a, b}: a query is represented by its embedding under a, a gallery item by its embedding under b. t: the share of items
+that are backfilled. The backward system of a method serves items that are not backfilled, the forward system those that
+are, unless its policy says otherwise.
 
-``cascade@100``: until t = 1 both models embed each query. {old, old} recalls its first K = ``RECALLS`` = 100 items,
-{new, new} re-ranks them by new distances alone, and the ranking of {old, old} goes on behind them; at t = 1 {new, new}
+``cascade@100``: until t = 1 both models embed each query. {old, old} retrieves K = ``RECALLS`` = 100 candidates, {new,
+new} re-ranks them by new distances alone, and all other items follow in the order of {old, old}; at t = 1 {new, new}
 ranks all items. Candidates that are not backfilled are embedded by the new model for the query: up to 100 embeddings a
-query at t = 0, none at the end. So only this cost changes until t = 1, and no ranking. Nothing is fitted.
-``cascade_map@100`` recalls by {new, A(old)}, so that the new model alone embeds queries, and fits A.
+query at t = 0, none at the end. Until t = 1 rankings stay the same; only this cost falls. Nothing is fitted.
+``cascade_map@100`` retrieves by {new, A(old)}, A an adapter (adapters.py), so that the new model alone embeds queries.
 """
 
 from functools import partial

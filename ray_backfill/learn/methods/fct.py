@@ -1,20 +1,23 @@
 """Maps of the old gallery into the new space: FCT, BiCT and FastFill train h, which predicts new embeddings from old.
 
-{a, b}: queries are compared by a, gallery items by b. ``fct`` is {new, h(old)} for items that are not backfilled and
-{new, new} for those that are; both answers are merged by distance. The new model alone embeds queries, at no more cost,
-also before the first item is backfilled; h is applied once to each item, and not needed when all are backfilled.
+{a, b}: a query is represented by its embedding under a, a gallery item by its embedding under b. ``fct`` is {new,
+h(old)} for items that are not backfilled and {new, new} for those that are; both answers are merged by distance. The
+new model alone embeds queries, also before the first item is backfilled, and a query costs no more than after the
+backfill; h is applied once to each old vector, and no longer needed once all items are backfilled.
 
-h: two branches d -> 2d -> 2q, which both get the old embedding if there is no side information, and a mixer
-4q -> hidden -> hidden -> q; after each layer but the last batch normalisation and ReLU (``papers.fct``). An item costs
+h: two branches d -> 2d -> 2q, whose outputs are concatenated for a mixer 4q -> hidden -> hidden -> q. Without side
+information both branches take the old embedding; with it, the second one takes the side embedding. Every layer but the
+mixer's last one is followed by batch normalisation and ReLU (``papers.fct``). An item costs
 4d^2 + 8dq + 4q hidden + hidden^2 + hidden q multiply-accumulates, d and q the dimensions of old and new, hidden:
 --transforms.hidden. Both models are fixed; Adam minimises the mean of ||new - h(old)||^2 over the train items
 (``papers.fastfill``).
 
 Source: Ramanujan et al., "Forward Compatible Training for Large-Scale Embedding Retrieval Systems", 2022, and the
-authors' code. BiCT: Su et al., "Privacy-Preserving Model Upgrades with Bidirectional Compatible Training", 2022; we had
-only what the other papers say of it: h is trained as FCT's, on embeddings of a BCT backbone.
+authors' code. BiCT: Su et al., "Privacy-Preserving Model Upgrades with Bidirectional Compatible Training", 2022; we
+know it from the other papers' descriptions: h is trained as FCT's, on embeddings of a BCT backbone.
 FastFill: Jaeckle et al., "FastFill: Efficient Compatible Model Update", 2023, section 4.2, and the authors' public code
-(weights 1 of disc and 0.5 of log sigma^2). Its plain l2 loss without uncertainty is FCT's (table 5): ``fct``.
+(loss weights: 1 for the classification term, disc, and 0.5 for log sigma^2). Its l2 loss without uncertainty is FCT's
+(table 5), so ``fct`` is trained by that code.
 """
 
 from collections.abc import Mapping
