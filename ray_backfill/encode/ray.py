@@ -53,7 +53,6 @@ def embed_parts(
             bar.advance(done["items"])
             first = min(first, done["began"])
         rate = left / max(time() - first, 1e-9)
-    shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
     facts = {"actors": number, "items": left, "items_per_s": round(rate, 1), "start_s": round(first - began, 1)}
     return {"embedding": facts}
 

@@ -28,7 +28,7 @@ from ray_backfill.encode.encoder import Device, Model, same_model
 from ray_backfill.encode.items import ItemSettings, ItemSources, items_fingerprint, write_items
 from ray_backfill.encode.kinds import load_model
 from ray_backfill.encode.models.python import model_of
-from ray_backfill.encode.part import EncodeRequest, Rows, broken_in, embed_part
+from ray_backfill.encode.part import ATTEMPTS, EncodeRequest, Rows, broken_in, embed_part
 from ray_backfill.encode.spec import Spec
 from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.workers.settings import Context, EmbedActors, number_of
@@ -112,6 +112,7 @@ def embed_items(
         facts = embed_parts(folder, request, missing, sizes, probes, actors)
     broken = _list_broken(folder, parts)
     stages.remove_halves(folder)
+    shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)  # also what a command has left that died at its last part
     if broken:
         first = f"{broken[0]['id']}: {broken[0]['reason']}"
         say(f"left out: {len(broken):,} of {total:,} items, such as {first}; all: {folder / 'broken.parquet'}")

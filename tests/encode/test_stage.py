@@ -19,7 +19,7 @@ from ray_backfill.core.stages import OtherSettingsError, read_json, write_json
 from ray_backfill.data.folder import read_folder
 from ray_backfill.encode.items import ItemSettings, ItemSources, write_items
 from ray_backfill.encode.kinds import parse_spec
-from ray_backfill.encode.part import EncodeRequest
+from ray_backfill.encode.part import ATTEMPTS, EncodeRequest
 from ray_backfill.encode.stage import embed_items
 from ray_backfill.workers.settings import EmbedActors
 from tests.encode import _models
@@ -74,6 +74,12 @@ def test_vectors_are_the_models_own_and_no_part_is_done_twice(tmp_path: Path, it
     for part, (content, written) in before.items():
         assert part.read_bytes() == content
         assert (part.stat().st_mtime_ns == written) == (part != parts[1])
+    # As after a power cut when the last part had its name, and its mark was still there.
+    write_json(out / "manifest.json", facts | {"finished": False})
+    (out / ATTEMPTS).mkdir()
+    (out / ATTEMPTS / "train-part-000000.1").write_text("started")
+    embed_items(out, request(items), EmbedActors(number=2))
+    assert not (out / ATTEMPTS).exists()
 
 
 @pytest.mark.usefixtures("ray_session")
