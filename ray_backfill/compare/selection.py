@@ -202,7 +202,7 @@ RETENTION_WARNING = (
 ORACLE_NOTE = f"{DAGGER} An upper bound: this order uses knowledge that exists only after the upgrade."
 UNLEARNED_NOTE = (
     f"{DOUBLE_DAGGER} Did not learn here: worse than rank merge without training (rm_naive) in each merge, on "
-    "validation items, which its fit did not see. It is never recommended."
+    "validation items, which its fit did not see, and not better on the queries. It is never recommended."
 )
 FEW = 6  # names that a sentence can list
 

@@ -262,7 +262,7 @@ def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> R
     tables = tabulate(comparison.methods, curves, comparison.evaluation)
     manifest = _manifest(comparison, "", facts)
     manifest = replace(manifest, data=printable_in(manifest.data))
-    return results_of(tables | {"checks": frame(CheckRow, check_fits(comparison) or [])}, manifest)
+    return results_of(tables | {"checks": frame(CheckRow, check_fits(comparison, curves) or [])}, manifest)
 
 
 def _manifest(comparison: Comparison, fingerprint: str, facts: Facts) -> Manifest:

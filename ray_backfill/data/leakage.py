@@ -82,6 +82,13 @@ def leakage_notes(folder: EmbeddingFolder, truth: GroundTruth, is_fitted: bool) 
     return tuple(notes)
 
 
+def has_seen_queries(folder: EmbeddingFolder) -> bool:
+    """Whether some train items are queries, with the same embeddings, so that queries say nothing of unseen items."""
+    train, queries = folder.train, folder.queries or folder.gallery
+    models = _models(queries, *([train] if train else []))
+    return train is not None and bool(np.isin(_hashes(train, models), _hashes(queries, models)).any())
+
+
 def _some(count: int, total: int, what: str) -> str:
     """The subject and the verb of a sentence: "All 12 queries are", "1 of 12 queries is", "The only query is"."""
     if total == 1:

@@ -102,13 +102,13 @@ def garbled(table: EmbeddingTable | None) -> EmbeddingTable:
 
 def test_the_guard_reads_neither_gallery_nor_queries_nor_what_was_fitted_on(data: Path, tmp_path: Path) -> None:
     comparison = fitted(data, tmp_path)
-    rows = check_fits(comparison)
+    rows = check_fits(comparison, {})
     folder = comparison.folder
     gallery, queries, train = (garbled(each) for each in (folder.gallery, folder.queries, folder.train))
     blinded = replace(folder, gallery=gallery, queries=queries, train=train)
-    assert check_fits(replace(comparison, folder=blinded)) == rows
+    assert check_fits(replace(comparison, folder=blinded), {}) == rows
     blind = replace(comparison, folder=replace(folder, validation=garbled(folder.validation)))
-    assert check_fits(blind) is None, "without labels nothing can be judged"
+    assert check_fits(blind, {}) is None, "without labels nothing can be judged"
 
 
 def test_maps_are_fitted_without_the_validation_part(data: Path, tmp_path: Path) -> None:
@@ -151,6 +151,27 @@ def test_finished_results_are_not_checked_again_but_a_lost_table_is(
     (tmp_path / "results" / "checks.parquet").unlink()
     assert run(data, tmp_path).checks == before.checks
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_a_method_that_is_better_on_the_queries_is_not_marked(
+    is_seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the validation items fall; unless the queries are train items."""
+
+    def replayed(*arguments: Any, **more: Any) -> Any:
+        curves = dict(replay_on_validation(*arguments, **more))
+        return curves | {("least_squares_gallery", "raw"): curves["drift_low_rank", "raw"]}
+
+    monkeypatch.setattr("ray_backfill.compare.fits.replay_on_validation", replayed)
+    train = {name: np.concatenate([split(2, 1200)[name], split(1)[name]]) for name in ("old", "new", "label")}
+    folder = rb.write_folder(tmp_path / "mine", split(0), split(1), train if is_seen else split(2, 1200))
+    results = run(folder, tmp_path / "out")
+    (check,) = (row for row in results.checks if row.method == "least_squares_gallery")
+    assert check.high < 0
+    assert check.is_worse == is_seen
+    areas = {row.method: row.auc for row in results.rows if row.metric == "mAP"}
+    assert areas["least_squares_gallery"] > areas["rm_naive"]
 
 
 @pytest.mark.parametrize("learned_in", ["raw", "quantile", None])
