@@ -283,7 +283,7 @@ class EmbeddingSupervisor:
         on_gpu = (isinstance(source, FromImages) and source.on_gpu) or (
             isinstance(source, FromItems) and source.device.name == "cuda"
         )
-        job, pool = replace(self.job, pacer=self.pacer), replace(self.job.actors, number=self.wanted)
+        job, pool = replace(self.job, pacer=self.pacer), replace(self.job.actors, number=max(1, self.wanted))
         numbers = [{"number": number} for number in missing]
 
         def run() -> None:

@@ -124,6 +124,19 @@ def test_an_idle_embedding_actor_that_dies_is_an_incident(tmp_path: Path, ray_se
     assert [what for what, _ in told] == ["embedding actor died"]
 
 
+def test_a_drill_whose_parts_are_all_there_continues_without_actors(tmp_path: Path, ray_session: None) -> None:
+    """As after a power cut between the last part and the last checkpoint."""
+    operation = Operation(0, "backfill", np.array([7, 2]))
+    plan = DrillPlan(ITEMS, np.arange(ITEMS), np.empty(0, int), (operation,), (Checkpoint(0, 0, 0.0),))
+    write_part(tmp_path, operation, Embedded(np.array([7, 2]), {"new": np.ones((2, 2), np.float32)}, ()))
+    job = PartsJob(tmp_path, FromStore(StoredSplit(tmp_path), 8), ("old",), ("new",), EmbedActors(number=2))
+    embedding = EmbeddingSupervisor(job, ThrottleSettings(), lambda *_: None)
+    with embedding.running(plan) as reports:
+        embedding.wait_until_started(lambda _: None)
+        assert reports.queue.get(timeout=60) is None
+        assert not embedding.actors()
+
+
 def test_no_thread_of_a_driver_calls_ray_after_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call while Ray is shut down ends the process by SIGSEGV."""
     monkeypatch.setattr(driving, "_CONTROL_S", 0.01)
