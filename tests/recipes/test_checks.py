@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.compare.analyses.checks import check_fits
+from ray_backfill.compare.analyses.checks import check_fits, is_better_on_queries
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fits import fit_maps, replay_on_validation
 from ray_backfill.compare.report import Results
@@ -172,6 +173,22 @@ def test_a_method_that_is_better_on_the_queries_is_not_marked(
     assert check.is_worse == is_seen
     areas = {row.method: row.auc for row in results.rows if row.metric == "mAP"}
     assert areas["least_squares_gallery"] > areas["rm_naive"]
+
+
+def test_better_on_the_queries_means_better_than_the_best_merge_without_training() -> None:
+    """Raw distances that do not compare make every other method look good."""
+
+    def curve(auc: float) -> Any:
+        def difference(other: Any, _: str) -> Any:
+            return SimpleNamespace(low=auc - other.area - 0.01)
+
+        return SimpleNamespace(curve=SimpleNamespace(area=auc, auc=lambda _: auc, difference=difference))
+
+    curves = {("rm_naive", "random", "raw"): curve(0.1), ("rm_naive", "random", "csls"): curve(0.5)}
+    for auc, is_better in ((0.4, False), (0.505, False), (0.52, True)):
+        of_method = {("ridge", "random", "raw"): curve(0.3), ("ridge", "random", "csls"): curve(auc)}
+        assert is_better_on_queries(curves | of_method, "ridge", "mAP") == is_better
+    assert not is_better_on_queries({("ridge", "random", "raw"): curve(0.3)}, "ridge", "mAP")
 
 
 @pytest.mark.parametrize("learned_in", ["raw", "quantile", None])
