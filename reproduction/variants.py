@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ray_backfill.compare.fits import map_key
 from ray_backfill.compare.fitted import MapJob
-from ray_backfill.compare.ray import fit_side_by_side
+from ray_backfill.compare.ray.fits import fit_side_by_side
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import task
 from ray_backfill.core.stages import begin_stage, is_finished

@@ -162,3 +162,16 @@ for name in rb.__all__:
 print({'torch', 'ray', 'faiss', 'transformers', 'matplotlib'} & set(sys.modules))"""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
+
+
+def test_a_process_of_a_shard_loads_no_torch() -> None:
+    """There are many of them, and torch takes 200 MB and two seconds of each."""
+    actors = ("compare.ray.actor", "forecast.ray.actor", "drill.ray.shards", "drill.ray.traffic")
+    code = f"""
+import sys
+from importlib import import_module
+for name in {actors}:
+    import_module(f"ray_backfill.{{name}}")
+print({{'torch', 'ray.train', 'ray.data'}} & set(sys.modules))"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"

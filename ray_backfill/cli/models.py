@@ -73,7 +73,7 @@ def check_places(context: Context) -> None:
     place = context.place
     place.check_local()
     if place.shards and os.environ.get("RAY_ADDRESS"):
-        from ray_backfill.compare.ray import check_shards
+        from ray_backfill.compare.ray.shards import check_shards
         from ray_backfill.workers.session import all_of, placed, session
 
         with session():

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.compare.fitted import FittedMaps, MergeFits
 from ray_backfill.compare.replay import by_order, further_permutations
-from ray_backfill.compare.resolve import Comparison, System
+from ray_backfill.compare.resolve import Comparison
+from ray_backfill.compare.systems import System
 from ray_backfill.compare.tables import OLD, LeftOut
 from ray_backfill.core.progress import detail, task
 from ray_backfill.engine.merges import BEST, RAW, all_merges, fit_merge

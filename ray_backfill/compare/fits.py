@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fitted import FittedMaps, MapJob, fit_map
 from ray_backfill.compare.orders import embeddings_of
-from ray_backfill.compare.replay import distinct_systems
 from ray_backfill.compare.resolve import Comparison, find_left_out
+from ray_backfill.compare.systems import distinct_systems
 from ray_backfill.compare.tables import LeftOut
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, task
@@ -287,7 +287,7 @@ def fit_stage(
             shown.advance()
         if trained:
             shown.expect(len(missing))
-            from ray_backfill.compare.ray import train_maps
+            from ray_backfill.compare.ray.fits import train_maps
 
             is_only = sum(method.is_trained for method in methods) == 1
             train_maps(out, folder, trained, settings_of, distance, workers, shown, is_only)
@@ -338,7 +338,7 @@ def tune_stage(
                 trial.run()
                 shown.advance()
             if trained:
-                from ray_backfill.compare.ray import fit_side_by_side
+                from ray_backfill.compare.ray.fits import fit_side_by_side
                 from ray_backfill.workers.session import session
 
                 with session():

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.compare.orders import BackfillOrders
-from ray_backfill.compare.resolve import Comparison, System
+from ray_backfill.compare.resolve import Comparison
+from ray_backfill.compare.systems import Systems, distinct_systems
 from ray_backfill.compare.tables import NEW, NEW_EMBEDDINGS, OLD
 from ray_backfill.core.progress import step, task, track
 from ray_backfill.engine import statistics as stats
@@ -32,7 +33,7 @@ from ray_backfill.engine.merges import RAW
 from ray_backfill.engine.metrics import parse_metric
 from ray_backfill.engine.orders import make_order
 from ray_backfill.engine.replay import Curve, Served, find_first, replay_pairs
-from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, Switch, UpgradePair
+from ray_backfill.engine.systems import GroundTruth, IntArray, UpgradePair
 from ray_backfill.learn.methods import Method
 
 OrderT = TypeVar("OrderT")
@@ -241,26 +242,6 @@ def changes(right: NDArray[np.bool_]) -> Flips:
 # Key of a curve: (method, order, merge).
 Key = tuple[str, str, str]
 Curves = Mapping[Key, Replayed]
-
-
-@dataclass(frozen=True)
-class Systems:
-    """The distinct systems of some methods. at: for each method, the indices of its backward and forward system."""
-
-    systems: list[RetrievalSystem]
-    at: list[tuple[int, int]]
-    switches: list[Switch]
-
-
-def distinct_systems(methods: Sequence[Method], pairs: Sequence[UpgradePair]) -> Systems:
-    """Find what pairs share: the plain systems of models."""
-    names, systems = [System.both_of(method) for method in methods], dict[System, RetrievalSystem]()
-    for (backward, forward), pair in zip(names, pairs, strict=True):
-        systems.setdefault(backward, pair.backward)
-        systems.setdefault(forward, pair.forward)
-    places = {name: place for place, name in enumerate(systems)}
-    at = [(places[backward], places[forward]) for backward, forward in names]
-    return Systems(list(systems.values()), at, [pair.switch for pair in pairs])
 
 
 class Serving(NamedTuple):

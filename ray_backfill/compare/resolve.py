@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -21,25 +21,9 @@ from ray_backfill.data.truth import Truth, check_vectors, find_truth, parse_trut
 from ray_backfill.engine.bands import Band, band_of, do_compare
 from ray_backfill.engine.merges import BEST, RAW, Merge, MergeKind
 from ray_backfill.engine.systems import GroundTruth, IntArray, UpgradePair
-from ray_backfill.learn.expressions import Side, maps_of
 from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.training.fit import train_set
 from ray_backfill.learn.training.settings import FitSettings
-
-
-class System(NamedTuple):
-    """What distinguishes a retrieval system: its expressions, and the method whose fitted maps they name, if any."""
-
-    side: Side
-    method: str = ""
-
-    @classmethod
-    def both_of(cls, method: Method) -> tuple["System", "System"]:
-        """The backward and the forward system of a method, which may be one."""
-        backward, forward = (
-            cls(side, method.name if maps_of(side.query, side.gallery) else "") for side in method.sides
-        )
-        return backward, forward
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def _replayer(comparison: Comparison, context: Context, ray: ExitStack) -> Calla
     if not shards:
         check_device(place.device)
         return partial(replay_here, device=place.device)
-    from ray_backfill.compare.ray import check_shards, replay_in_shards
+    from ray_backfill.compare.ray.shards import check_shards, replay_in_shards
     from ray_backfill.workers.session import session
 
     ray.enter_context(session())

@@ -151,7 +151,7 @@ def forecast_folder(
     comparison, _ = fit_maps(comparison, fits, of_fits)
     size = sum(vectors.nbytes for vectors in comparison.folder.gallery.vectors.values())
     if shards := context.place.shards_for(size):
-        from ray_backfill.forecast.ray import gallery_in_shards
+        from ray_backfill.forecast.ray.shards import gallery_in_shards
 
         with gallery_in_shards(comparison, given, shards) as gallery:
             forecasts = forecast_methods(comparison, given, gallery)

@@ -4,13 +4,13 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
-
-from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+from typing import TYPE_CHECKING, Any
 
 from ray_backfill.workers.session import placed
 from ray_backfill.workers.settings import Workers, threads_of
+
+if TYPE_CHECKING:
+    from ray.train.torch import TorchTrainer
 
 
 def run_ddp(
@@ -22,6 +22,10 @@ def run_ddp(
     name: name of the run; with the same name and storage it resumes from the last reported checkpoint. storage: a
     folder that all nodes share.
     """
+    # They take more than a second to import, and every process that embeds or fits alone imports this module.
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
     number, use_gpu = placed(workers)
     trainer = TorchTrainer(
         function,
@@ -43,7 +47,7 @@ def run_ddp(
     return _fit_beside_main_thread(trainer).return_value
 
 
-def _fit_beside_main_thread(trainer: TorchTrainer) -> Any:
+def _fit_beside_main_thread(trainer: "TorchTrainer") -> Any:
     """Run ``trainer.fit()`` in its own thread, so that Ctrl-C works as everywhere else.
 
     In the main thread Ray Train 2.60 replaces the SIGINT handler permanently, and its handler can wait for a controller

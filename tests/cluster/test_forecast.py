@@ -16,7 +16,7 @@ from ray_backfill.engine.systems import RetrievalSystem
 from ray_backfill.forecast.estimate import area_weights
 from ray_backfill.forecast.known_items import new_embeddings, with_stand_ins
 from ray_backfill.forecast.methods import gallery_here
-from ray_backfill.forecast.ray import gallery_in_shards
+from ray_backfill.forecast.ray.shards import gallery_in_shards
 from ray_backfill.forecast.run import forecast_methods
 from ray_backfill.forecast.sample import closest_stand_ins, draw_sample, free_pairs, read_before_backfill
 from ray_backfill.learn.models.apply import fit_stand_in, save_network

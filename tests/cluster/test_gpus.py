@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import ray
 from ray_backfill.core.errors import InputError
-from ray_backfill.compare.ray import check_shards
+from ray_backfill.compare.ray.shards import check_shards
 from ray_backfill.workers.session import has_gpus, placed
 from ray_backfill.workers.settings import EmbedActors, Workers
 for attempt in range(5):
@@ -29,7 +29,7 @@ for attempt in range(5):
         if "timed out during startup" not in str(error) or attempt == 4:
             raise
         ray.shutdown()
-from ray_backfill.compare import ray as sharded
+from ray_backfill.compare.ray import fits, shards
 from ray_backfill.core.progress import task
 from ray_backfill.workers import side_by_side
 
@@ -59,9 +59,9 @@ for name, ask in {
         found[name] = str(error)
 side_by_side.has_gpus = lambda: True  # as if torch could use them
 with task("fit maps", 2) as shown:
-    sharded.fit_side_by_side([Job(name, Path.cwd()) for name in ("rm", "fct")], 0, shown, 0)
+    fits.fit_side_by_side([Job(name, Path.cwd()) for name in ("rm", "fct")], 0, shown, 0)
 found["maps have"] = sorted(Path(name).read_text() for name in ("rm", "fct"))
-found["shard needs"] = sharded.shard_needs("cuda")
+found["shard needs"] = shards.shard_needs("cuda")
 from types import SimpleNamespace
 from ray_backfill.drill.ray import shards
 from ray_backfill.drill.settings import ShardSettings

@@ -17,7 +17,7 @@ COMMAND = """
 import os, sys, time
 from pathlib import Path
 import ray
-import ray_backfill.compare.ray as replay
+import ray_backfill.compare.ray.shards as replay
 told = sys.argv.pop(1)
 class Slow(replay.ShardActor):
     def make_systems(self, networks):

@@ -15,7 +15,7 @@ import ray
 import torch
 
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.ray import replay_in_shards
+from ray_backfill.compare.ray.shards import replay_in_shards
 from ray_backfill.compare.replay import replay_here
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.core.errors import InputError
@@ -137,7 +137,7 @@ def test_what_goes_wrong_in_a_shard_is_one_line(ray_session: None, tmp_path: Pat
         replay_in_shards(replace(comparison, folder=moved), 2)
     # A process that ends stands for the kernel ending it for want of memory.
     with (
-        patch("ray_backfill.compare.ray.ShardActor.make_systems", lambda self, networks: os._exit(1)),
+        patch("ray_backfill.compare.ray.actor.ShardActor.make_systems", lambda self, networks: os._exit(1)),
         pytest.raises(InputError, match=r"a gallery shard died, .* more --shards$"),
     ):
         replay_in_shards(comparison, 2)

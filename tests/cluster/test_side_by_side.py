@@ -15,10 +15,10 @@ import torch
 from ray.actor import ActorHandle
 from threadpoolctl import threadpool_info
 
-from ray_backfill.compare import ray as sharded
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fits import Trial, fit_stage, tune_stage
 from ray_backfill.compare.fitted import MapJob
+from ray_backfill.compare.ray import fits
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, is_finished, read_json
@@ -29,7 +29,7 @@ from ray_backfill.learn.training.fit import Fit, fit_into, trials_of, with_value
 from ray_backfill.workers.settings import Workers, has_more_than_cpus
 from tests.cluster.test_train import FITS, _folder
 
-_run_alone = sharded._run_alone
+_run_alone = fits._run_alone
 METHODS = ("rqt", "rm", "fct", "residual_mlp_query", "procrustes_query")
 
 
@@ -68,7 +68,7 @@ def _note_threads(job: MapJob, board: ActorHandle) -> None:
 def test_side_by_side_is_bit_for_bit_one_by_one(
     tmp_path: Path, folder: EmbeddingFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharded, "_run_alone", _note_threads)
+    monkeypatch.setattr(fits, "_run_alone", _note_threads)
     together = fit(tmp_path / "together", folder, *METHODS)
     assert together.keys() == set(METHODS)
     trained = METHODS[:-1]
@@ -97,7 +97,7 @@ def test_a_failure_ends_the_others_and_keeps_what_is_finished(
 ) -> None:
     started = time.monotonic()
     with monkeypatch.context() as patched:
-        patched.setattr(sharded, "_run_alone", _fail_at_rm)
+        patched.setattr(fits, "_run_alone", _fail_at_rm)
         with pytest.raises(InputError, match=r"^full RM: it is a bad day; come again$"):
             fit(tmp_path, folder, "rqt", "rm", "fct")
     while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
@@ -121,7 +121,7 @@ def _die_once(job: MapJob, board: ActorHandle) -> None:
 def test_a_task_whose_process_dies_starts_again(
     tmp_path: Path, folder: EmbeddingFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharded, "_run_alone", _die_once)
+    monkeypatch.setattr(fits, "_run_alone", _die_once)
     with pytest.raises(InputError, match=r"^full RM: the process that fitted its map died.*; the same command"):
         fit(tmp_path / "never", folder, "rqt", "rm", max_failures=0)
     assert fit(tmp_path / "once", folder, "rqt", "rm", max_failures=1).keys() == {"rqt", "rm"}

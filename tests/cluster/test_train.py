@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ray_backfill.compare.fits import fit_stage
-from ray_backfill.compare.ray import for_maps
+from ray_backfill.compare.ray.fits import for_maps
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json
@@ -125,7 +125,7 @@ def _folder(path: Path) -> EmbeddingFolder:
 @pytest.mark.usefixtures("ray_session")
 def test_two_workers_fit_what_one_process_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # As where there are GPUs and one map; several, and those on CPUs, are tasks (test_side_by_side.py).
-    monkeypatch.setattr("ray_backfill.compare.ray.has_gpus", lambda: True)
+    monkeypatch.setattr("ray_backfill.compare.ray.fits.has_gpus", lambda: True)
     folder = _folder(tmp_path / "data")
     methods = find_methods(("rm_naive", "rqt", "rm", "fct", "procrustes_query"))
     monkeypatch.setattr("ray_backfill.compare.fits.has_more_than_cpus", lambda: True)

@@ -14,7 +14,8 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.replay import Curves, judge, replay_here
-from ray_backfill.compare.resolve import System, resolve
+from ray_backfill.compare.resolve import resolve
+from ray_backfill.compare.systems import System
 from ray_backfill.compare.tables import LeftOut
 from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.compare.write import Facts, write_results

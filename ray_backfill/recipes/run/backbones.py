@@ -8,9 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ray.train
-import ray.train.torch
-
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import Task, say, task
 from ray_backfill.core.runkey import RunKey
@@ -158,6 +155,8 @@ def _worker(config: dict[str, Any]) -> dict[str, Any]:
 
 def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
     """Train; rank 0 reports checkpoints and writes the finished network."""
+    import ray.train.torch  # takes more than a second, and embedding actors import this module
+
     job: BackboneJob = config["job"]
     threads, lent = config["threads"], config["lent"]
     source, training = source_for(job.data, threads, lent), job.training

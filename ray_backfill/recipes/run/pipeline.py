@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.compare.evaluation import check_memory
-from ray_backfill.compare.ray import check_shards, for_maps
+from ray_backfill.compare.ray.fits import for_maps
+from ray_backfill.compare.ray.shards import check_shards
 from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.errors import InputError, unknown_name

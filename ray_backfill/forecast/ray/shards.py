@@ -6,21 +6,19 @@ share, and predicts their new ones. The driver has those of the known items.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 
-from ray_backfill.compare.ray import RemoteShards, ShardActor, check_shards, writable
+from ray_backfill.compare.ray.actor import writable
+from ray_backfill.compare.ray.shards import RemoteShards, check_shards
 from ray_backfill.compare.resolve import Comparison
-from ray_backfill.engine.merges import Merge
 from ray_backfill.engine.replay import Curve, Served
-from ray_backfill.forecast.counts import CountingShard, CountingShards
+from ray_backfill.forecast.counts import CountingShards
 from ray_backfill.forecast.known_items import NewEmbeddings
-from ray_backfill.forecast.methods import Gallery, Merged, exact_starts, forms_of
-from ray_backfill.learn.methods import find_methods
-from ray_backfill.learn.models.apply import load_network
+from ray_backfill.forecast.methods import Gallery, Merged, exact_starts
+from ray_backfill.forecast.ray.actor import ForecastActor
 from ray_backfill.workers.session import session
 
 
@@ -64,19 +62,3 @@ class CountingActors(CountingShards):
         sent = ray.put(arguments)  # once for all shards
         answers = self.shards.answers([actor.ask.remote(question, sent) for actor in self.shards.actors])
         return [writable(answer) for answer in answers]
-
-
-class ForecastActor(ShardActor):
-    """One shard of the gallery, for one method after the other."""
-
-    def make_counting(self, method_name: str, network: Path | None, merge: Merge) -> None:
-        """Make the systems of a method."""
-        assert self.embeddings is not None
-        (method,) = find_methods((method_name,))
-        pair = method.pair(self.embeddings, load_network(network) if network else None)
-        merged = Merged(method, writable(merge))
-        self.counting = CountingShard(forms_of(merged, self.embeddings, pair, self.distance), self.first)
-
-    def ask(self, question: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method of ``CountingShard``."""
-        return getattr(self.counting, question)(*writable(arguments))

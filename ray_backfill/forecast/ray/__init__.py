@@ -1,0 +1,1 @@
+"""The forecast over gallery shards in Ray actors."""
