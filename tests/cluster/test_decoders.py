@@ -50,6 +50,7 @@ def request_for(folder: Path, image_s: float = 0.0) -> EmbedRequest:
     return EmbedRequest(Settings(str(folder / "told"), IMAGES, image_s), models, [0, 2], TRAINING, PARTS)
 
 
+@pytest.mark.heavy
 @pytest.mark.cluster
 def test_a_node_that_decodes_dies_and_the_bytes_are_the_same(tmp_path: Path) -> None:
     for i, name in enumerate(("old", "new")):

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from ray_backfill.core.stages import read_json
 from tests.jobs.conftest import TINY, run, run_here, start
@@ -55,6 +56,7 @@ def test_the_embeddings_are_a_folder_that_anyone_could_bring(finished: Path, tmp
     pd.testing.assert_frame_equal(chain.reset_index(drop=True), mine)
 
 
+@pytest.mark.heavy
 def test_all_lines_are_ours_also_after_ctrl_c(finished: Path, tmp_path: Path) -> None:
     """Starts a Ray, streams through its actors, is stopped, and trains when it is started again."""
     shutil.copytree(finished / "backbones", tmp_path / "backbones")

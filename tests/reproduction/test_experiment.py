@@ -64,6 +64,7 @@ def value_in(found: dict[str, Any], name: str) -> Any:
     return found
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("ray_session")
 def test_a_reproduction_from_images_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reproduction.experiment.load_recipe", tiny)
