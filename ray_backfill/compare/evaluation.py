@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from ray_backfill.core.progress import say
 from ray_backfill.data.truth import parse_truth
 from ray_backfill.engine.distances import check_distance
 from ray_backfill.engine.merges import BEST, MergeKind, all_merges, check_merge
-from ray_backfill.engine.metrics import parse_metric
+from ray_backfill.engine.metrics import parse_metric, same_metric
 from ray_backfill.engine.orders import Order, find_order
 from ray_backfill.engine.statistics import DRAWS
 from ray_backfill.learn.methods import CONTROLS, Method, all_methods, find_methods
@@ -116,8 +116,9 @@ class Evaluation:
         methods = asked = find_methods(tuple(dict.fromkeys(("old", "new", *chain(*groups)))))
         if any(method.learns_new for method in asked):
             methods = [*asked[:2], *find_methods((HEAD_ALONE,)), *(m for m in asked[2:] if m.name != HEAD_ALONE)]
-        for metric in self._named_metrics:
-            parse_metric(metric)
+        for one, other in combinations(dict.fromkeys(self._named_metrics), 2):
+            if same_metric(one, other):
+                raise InputError(f"--metrics {one} and {other} are the same metric; give one of them")
         orders = tuple(find_order(name) for name in self.orders)
         check_distance(self.distance)
         self.check_truth()
@@ -149,10 +150,12 @@ class Evaluation:
         """Raises InputError for a metric that cannot reach 100 % with the right answers that are asked for."""
         kind, k, _ = parse_truth(self.truth)
         for name, of in ((metric, parse_metric(metric)) for metric in self._named_metrics):
-            if kind.is_retention and of.kind == "recall" and (of.k or k) < k:
+            cut = of.k or k
+            is_out_of_reach = cut < k if of.kind in ("recall", "AP") else of.kind == "P" and cut > k
+            if kind.is_retention and is_out_of_reach:
                 raise InputError(
                     f"{name} cannot reach 100 % with {k:,} right answers for each query (--truth {self.truth[0]}); use "
-                    f"recall@{k} or a smaller number in --truth"
+                    f"{of.kind}@{k} or another number in --truth"
                 )
 
     def _check_cutoffs(self, merges: Sequence[MergeKind]) -> None:
@@ -203,6 +206,8 @@ class Named:
 
     def with_recommended(self, metrics: tuple[str, ...]) -> "Named":
         """The same with these metrics in place of "recommended". Raises InputError if one does not fit the truth."""
+        given = self.evaluation._named_metrics
+        metrics = tuple(name for name in metrics if not any(same_metric(name, other) for other in given))
         names = chain(*(metrics if name == RECOMMENDED else (name,) for name in self.evaluation.metrics))
         evaluation = replace(self.evaluation, metrics=tuple(dict.fromkeys(names)))
         evaluation.check_truth()

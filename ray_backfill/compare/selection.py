@@ -322,8 +322,10 @@ def glossary(results: ResultsData) -> dict[str, str]:
 
 
 def of_metrics(names: Iterable[str]) -> dict[str, str]:
-    """Forms of the names of these metrics -> definition."""
-    from ray_backfill.engine.metrics import KINDS
+    """Names of these metrics, as the user and as this package writes them -> definition."""
+    from ray_backfill.engine.metrics import KINDS, parse_metric
 
-    used = {name.partition("@")[0] for name in names}
-    return {", ".join(kind.forms): kind.meaning for kind in KINDS if kind.name in used}
+    metrics = [parse_metric(name) for name in names]
+    aliases = {kind: [m.name for m in metrics if m.kind == kind.name and m.name != m.own_name] for kind in KINDS}
+    used = {metric.kind for metric in metrics}
+    return {", ".join((*aliases[kind], *kind.forms)): kind.meaning for kind in KINDS if kind.name in used}

@@ -86,26 +86,66 @@ class GradedAnswers(NamedTuple):
 
 
 @kernel
+def _sum_of_precisions(ranks: Array, cut: int) -> float:
+    """The sum of the precision (share of right items) at the ranks of right answers, up to rank ``cut``."""
+    n_found = np.searchsorted(ranks, cut, side="right")
+    terms = np.empty(n_found)
+    for j in range(np.uint64(n_found)):
+        terms[j] = np.float64(np.int32(j + np.uint64(1))) / ranks[j]
+    return sum_of(terms)
+
+
+@kernel
 def average_precision(ranks: Array, n_right: int, cut: int, grades: Array, ideal: float) -> float:
     """The mean over all right answers of the precision (share of right items) at their ranks.
 
     Cut at k, right answers beyond rank k count as 0, and the sum is divided by the largest number of right answers that
     the first k results can hold. (trec_eval's ``map_cut_k`` divides by the number of all right answers instead.)
     """
-    n_found = np.searchsorted(ranks, cut, side="right")
-    terms = np.empty(n_found)
-    for j in range(np.uint64(n_found)):
-        terms[j] = np.float64(np.int32(j + np.uint64(1))) / ranks[j]
-    return sum_of(terms) / min(n_right, cut)
+    return _sum_of_precisions(ranks, cut) / min(n_right, cut)
 
 
 AVERAGE_PRECISION = MetricKind(
     name="mAP",
     is_whole=True,
     meaning="Mean average precision: for each query, the precision (share of right items) at the rank of every right "
-    "item, averaged; then the mean over queries. mAP@k counts the first k results only.",
+    "item, averaged; then the mean over queries. mAP@k counts the first k results only; it is 100 % if all of them are "
+    "right, where AP@k can be less.",
     source="trec_eval, map; mAP@k: Google Landmarks v2 (Weyand et al., CVPR 2020), section 5.1",
     value=average_precision,
+)
+
+
+@kernel
+def average_precision_of_all(ranks: Array, n_right: int, cut: int, grades: Array, ideal: float) -> float:
+    """The same sum over the first k results, divided by the number of all right answers."""
+    return _sum_of_precisions(ranks, cut) / n_right
+
+
+CUT_AVERAGE_PRECISION = MetricKind(
+    name="AP",
+    is_whole=False,
+    meaning="Mean average precision of the first k results: for each query, the sum of the precision at the ranks of "
+    "the right items among them, divided by the number of all its right items; then the mean over queries. It is below "
+    "100 % wherever a query has more than k right items.",
+    source="trec_eval, map_cut_k",
+    value=average_precision_of_all,
+)
+
+
+@kernel
+def precision(ranks: Array, n_right: int, cut: int, grades: Array, ideal: float) -> float:
+    """The share of right answers among the first k results."""
+    return np.searchsorted(ranks, cut, side="right") / cut
+
+
+PRECISION = MetricKind(
+    name="P",
+    is_whole=False,
+    meaning="For each query, the share of right items among the first k results; then the mean over queries. It is "
+    "below 100 % wherever a query has fewer than k right items.",
+    source="trec_eval, P_k",
+    value=precision,
 )
 
 
@@ -189,7 +229,7 @@ NDCG = MetricKind(
 
 
 # A metric's place is its number in ``_value``.
-KINDS = (AVERAGE_PRECISION, CMC, RECALL, RECIPROCAL_RANK, NDCG)
+KINDS = (AVERAGE_PRECISION, CMC, RECALL, RECIPROCAL_RANK, CUT_AVERAGE_PRECISION, PRECISION, NDCG)
 _NUMBER = {kind.name: number for number, kind in enumerate(KINDS)}
 _WHOLE = ABSENT >> 1  # below the ranks of absent right answers, which are float64: ABSENT + 1 is ABSENT there
 
@@ -204,16 +244,25 @@ def _value(number: int, ranks: Array, n_right: int, cut: int, grades: Array, ide
         return recall(ranks, n_right, cut, grades, ideal)
     if number == 3:
         return reciprocal_rank(ranks, n_right, cut, grades, ideal)
+    if number == 4:
+        return average_precision_of_all(ranks, n_right, cut, grades, ideal)
+    if number == 5:
+        return precision(ranks, n_right, cut, grades, ideal)
     return ndcg(ranks, n_right, cut, grades, ideal)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A parsed name: "mAP" (whole ranking, k is None) or "mAP@100" (cut at k)."""
+    """A parsed name: "mAP" (whole ranking, k is None) or "mAP@100" (cut at k). name: as the user wrote it."""
 
     name: str
     kind: str
     k: int | None
+
+    @property
+    def own_name(self) -> str:
+        """Its name here: "nDCG@10" also where the user wrote "ndcg_cut_10"."""
+        return self.kind if self.k is None else f"{self.kind}@{self.k}"
 
     @property
     def uses_grades(self) -> bool:
@@ -226,20 +275,46 @@ def metric_forms() -> list[str]:
     return [form for kind in KINDS for form in kind.forms]
 
 
+# What ir_measures, ranx, trec_eval and MTEB call a metric, in lower case, with @k for _k and _at_k.
+_ELSEWHERE = {
+    "mAP": "map ap",
+    "AP@k": "ap@k map@k map_cut@k",
+    "MRR": "mrr rr recip_rank",
+    "MRR@k": "mrr@k rr@k",
+    "recall@k": "recall@k r@k",
+    "CMC@k": "cmc@k success@k hit_rate@k",
+    "P@k": "p@k precision@k",
+    "nDCG": "ndcg",
+    "nDCG@k": "ndcg@k ndcg_cut@k",
+}
+ALIASES = {word: form for form, words in _ELSEWHERE.items() for word in words.split()}
+
+
 def parse_metric(name: str) -> Metric:
-    """Parse the name of a metric, such as "mAP" or "CMC@1".
+    """Parse the name of a metric, such as "mAP", "CMC@1", "Success@1" or "ndcg_cut_10" (see ``ALIASES``).
+
+    Case counts in "mAP@k" alone: "map@k" and "MAP@k" are the AP@k of other libraries, which is not the same.
 
     Raises:
         InputError: The name has none of the known forms; the message lists them.
     """
-    match = re.fullmatch(r"([^@]+)(?:@([1-9][0-9]*))?", name)
-    form = f"{match[1]}@k" if match and match[2] else name
-    if match is None or form not in metric_forms():
-        raise InputError(f"unknown metric {name!r}; known: {', '.join(metric_forms())}, e.g. mAP@100, CMC@1")
+    match = re.fullmatch(r"(.+?)(?:(?:@|_at_|_)([1-9][0-9]*))?", name)
+    written = f"{match[1]}@k" if match and match[2] else name
+    form = written if written in metric_forms() else ALIASES.get(written.lower())
+    if match is None or form is None:
+        raise InputError(
+            f"unknown metric {name!r}; known: {', '.join(metric_forms())}, e.g. mAP@100, CMC@1, and their names in "
+            "ir_measures, ranx, trec_eval and MTEB"
+        )
     k = int(match[2]) if match[2] else None
     if k is not None and k >= 1 << 32:
         raise InputError(f"the cut-off of metric {name!r} exceeds any gallery; use a smaller k")
-    return Metric(name, match[1], k)
+    return Metric(name, form.removesuffix("@k"), k)
+
+
+def same_metric(name: str, other: str) -> bool:
+    """Whether two names stand for one metric: "nDCG@10" and "ndcg_cut_10"."""
+    return parse_metric(name).own_name == parse_metric(other).own_name
 
 
 class MetricCodes(NamedTuple):

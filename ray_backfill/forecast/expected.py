@@ -23,7 +23,7 @@ from ray_backfill.forecast.counts import CloserCounts
 
 # The kinds, as numbers for the kernels: what an answer at a rank counts.
 PRECISION, FOUND, DISCOUNTED = 0, 1, 2
-_KINDS = {"mAP": PRECISION, "recall": FOUND, "nDCG": DISCOUNTED}  # settings.KINDS
+_KINDS = {"mAP": PRECISION, "AP": PRECISION, "recall": FOUND, "P": FOUND, "nDCG": DISCOUNTED}  # settings.KINDS
 _WHOLE = 1 << 40
 # Standard deviation of the rank, relative to it, below which a Taylor series of second order is enough.
 _NARROW = 0.1
@@ -35,16 +35,21 @@ _QUANTILES = ndtri((np.arange(32) + 0.5) / 32)
 
 @dataclass(frozen=True)
 class SumMetric:
-    """A metric as a sum over right answers. kind: see above. cut: the last rank that counts."""
+    """A metric as a sum over right answers. name: without its cut-off. cut: the last rank that counts."""
 
-    kind: int
+    name: str
     cut: int
 
     @classmethod
     def of(cls, name: str) -> "SumMetric":
         """The metric of this name, which can be forecast (``settings.why_not_forecast``)."""
         metric = parse_metric(name)
-        return cls(_KINDS[metric.kind], metric.k or _WHOLE)
+        return cls(metric.kind, metric.k or _WHOLE)
+
+    @property
+    def kind(self) -> int:
+        """What an answer at a rank counts, see above."""
+        return _KINDS[self.name]
 
     def gains(self, truth: GroundTruth, query: int) -> NDArray[np.float64]:
         """Gain of each right answer of a query, in the order of ``positives_of``: grades under nDCG, otherwise 1."""
@@ -54,11 +59,9 @@ class SumMetric:
         return np.ones(last - first)
 
     def largest(self, gains: NDArray[np.float64]) -> float:
-        """The sum of the ideal ranking, by which the metric is divided."""
-        if self.kind == PRECISION:
-            return float(min(len(gains), self.cut))
-        if self.kind == FOUND:
-            return float(len(gains))
+        """What the sum is divided by; for most metrics the sum of the ideal ranking."""
+        if self.kind != DISCOUNTED:
+            return float({"mAP": min(len(gains), self.cut), "P": self.cut}.get(self.name, len(gains)))
         best = -np.sort(-gains)[: self.cut]
         return float((best / np.log2(np.arange(2, len(best) + 2))).sum())
 

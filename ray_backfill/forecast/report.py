@@ -315,15 +315,16 @@ def width(rows: Sequence[ForecastRow]) -> str:
 
 def warnings(forecast: ForecastResults) -> list[str]:
     """What makes the forecast doubtful."""
+    from ray_backfill.engine.metrics import parse_metric
+
     sentences = []
     for method, ratio in dict.fromkeys((row.method, row.ratio) for row in forecast.calibration if row.is_off):
         sentences.append(
             f"{method}: among the items sampled at random, {ratio:.2f} times as many are closer than right answers "
             "as expected. The forecast counts as many, as far as the sample is certain of it, and intervals are wider."
         )
-    high = dict.fromkeys(
-        row.metric for row in forecast.rows if row.metric.startswith("recall") and row.end > _HIGH_RECALL
-    )
+    recalls = [row for row in forecast.rows if parse_metric(row.metric).kind == "recall"]
+    high = dict.fromkeys(row.metric for row in recalls if row.end > _HIGH_RECALL)
     sentences += [
         f"{metric} is above {percent(_HIGH_RECALL, 0)} %: few misses are sampled, and its intervals are too narrow."
         for metric in high
@@ -331,7 +332,7 @@ def warnings(forecast: ForecastResults) -> list[str]:
     sentences += [
         f"{metric} counts all right answers. On short texts with 100 of them, 48 % of its intervals held the end, and "
         "94 % of those of mAP@100 (docs/results/forecast.md)."
-        for metric in forecast.metrics if "@" not in metric and not forecast.is_exact
+        for metric in forecast.metrics if parse_metric(metric).k is None and not forecast.is_exact
     ]  # fmt: skip
     # Methods that start below the old service, or end below the new model alone, in the primary metric.
     metric, margin = forecast.metrics[0], forecast.manifest["evaluation"]["margin"]

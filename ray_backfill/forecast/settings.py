@@ -11,7 +11,7 @@ from ray_backfill.engine.metrics import parse_metric
 SAMPLE_FILE = "sample.parquet"
 # Metrics that are sums over right answers of many ranks, see ``expected``. With a lower cut-off they depend on too few
 # right answers (docs/results/forecast.md).
-KINDS, LEAST_CUT = ("mAP", "recall", "nDCG"), 100
+KINDS, LEAST_CUT = ("mAP", "AP", "recall", "P", "nDCG"), 100
 _MOST_POINTS = 1001
 # What stands for nDCG@10 and CMC@1, which depend on too few right answers. The intervals of nDCG@100 held 90 % of the
 # time on an invented gallery, those of these two 95 % and more (docs/results/forecast.md).

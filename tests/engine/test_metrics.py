@@ -68,7 +68,7 @@ def test_graded_gains_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["map", "CMC", "recall", "CMC@0", "mAP@", "mAP@k", "mAP@-1", "CMC@1.5", "ndcg@5", "mAP@5@5", "", "@3"]
+    "name", ["CMC", "recall", "CMC@0", "mAP@", "mAP@k", "mAP@-1", "CMC@1.5", "P", "rr@", "err@5", "mAP@5@5", "", "@3"]
 )
 def test_unknown_names_list_the_known_forms(name: str) -> None:
     with pytest.raises(InputError) as error:

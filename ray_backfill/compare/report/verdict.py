@@ -219,10 +219,20 @@ def next_command(results: ResultsData) -> str:
     if traits.methods[best.method].recalls or traits.merges[best.merge].by_rank:
         return ""
     kept = [option for option in given if option[0] not in NOT_OF_DRILL]
-    if metrics := [name for name in dict(given).get("--metrics", []) if "@" in name or name == "mAP"]:
+    if metrics := [name for name in dict(given).get("--metrics", []) if _has_lists(name)]:
         kept.append(("--metrics", metrics))
     chosen = [("--orders", [best.order]), ("--merges", [best.merge]), ("--live.method", [best.method])]
     return _command("drill", kept + chosen)
+
+
+def _has_lists(metric: str) -> bool:
+    """Whether a drill can measure a metric, from lists: it takes mAP@100 for mAP."""
+    from ray_backfill.engine.metrics import parse_metric
+
+    if metric == "recommended":
+        return False
+    parsed = parse_metric(metric)
+    return parsed.k is not None or parsed.kind == "mAP"
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -487,12 +497,14 @@ def _against(results: ResultsData) -> dict[str, int]:
 
 def _told(results: ResultsData, metric: str) -> str:
     """A metric with both values; of the first result also how many queries win and lose it."""
+    from ray_backfill.engine.metrics import same_metric
+
     old, new = results.reference(OLD, metric), results.reference(NEW, metric)
     assert old is not None
     assert new is not None
     won, lost = results.line(new, POSITIVE_FLIPS_VS_OLD), results.line(new, NEGATIVE_FLIPS_VS_OLD)
     flips = ""
-    if metric == "CMC@1" and won is not None and lost is not None:
+    if same_metric(metric, "CMC@1") and won is not None and lost is not None:
         shares = percent_sign(won.value[-1]), percent_sign(lost.value[-1])
         flips = f": {shares[0]} of the queries win a right first result, {shares[1]} lose one"
     return f"{metric} ({percent(old.auc)} \u2192 {percent(new.auc)}{flips})"
