@@ -73,4 +73,5 @@ def test_graded_gains_by_hand() -> None:
 def test_unknown_names_list_the_known_forms(name: str) -> None:
     with pytest.raises(InputError) as error:
         parse_metric(name)
-    assert str(error.value).startswith(f"unknown metric {name!r}; known: mAP, mAP@k, CMC@k, recall@k, MRR, MRR@k, nDCG")
+    known = "mAP, mAP@k, CMC@k, recall@k, MRR, MRR@k, AP@k, P@k, nDCG, nDCG@k"
+    assert str(error.value).startswith(f"unknown metric {name!r}; known: {known}, e.g.")

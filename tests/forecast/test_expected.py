@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import nbinom, poisson
 
 from ray_backfill.forecast.counts import CloserCounts
-from ray_backfill.forecast.expected import Entries, Expectation, expect
+from ray_backfill.forecast.expected import Entries, Expectation, SumMetric, expect
 
 KINDS = np.array([0, 0, 1, 2])
 CUTS = np.array([1 << 40, 20, 20, 20])
@@ -86,3 +86,11 @@ def test_a_change_of_counts() -> None:
     change = found(entries, [0], [10.0], 0.0, 0.1).changes[0, 0, 0]
     # The slope is that of a step of a tenth.
     assert change == pytest.approx(0.1 * (one_answer(0, 11.0, 0.0) - one_answer(0, 10.0, 0.0)), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_twenty"),
+    [("mAP@100", 20), ("AP@100", 20), ("recall@100", 20), ("P@100", 100), ("mAP@10", 10), ("AP@10", 20)],
+)
+def test_what_a_sum_over_right_answers_is_divided_by(name: str, of_twenty: int) -> None:
+    assert SumMetric.of(name).largest(np.ones(20)) == of_twenty
