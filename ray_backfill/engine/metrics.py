@@ -298,7 +298,7 @@ def parse_metric(name: str) -> Metric:
     Raises:
         InputError: The name has none of the known forms; the message lists them.
     """
-    match = re.fullmatch(r"(.+?)(?:(?:@|_at_|_)([1-9][0-9]*))?", name)
+    match = re.fullmatch(r"([^@]+?)(?:(?:@|_at_|_)([1-9][0-9]*))?", name)
     written = f"{match[1]}@k" if match and match[2] else name
     form = written if written in metric_forms() else ALIASES.get(written.lower())
     if match is None or form is None:

@@ -109,7 +109,7 @@ def theirs(kind: MetricKind, k: int | None, gains_QN: np.ndarray, ranked_QN: np.
     value_of: dict[int, float] = {int(each.query_id): each.value for each in values}
     if kind.name == "mAP" and k is not None:  # trec_eval divides by the number of all right answers
         value_of = {query: value * n_right[query] / min(n_right[query], k) for query, value in value_of.items()}
-    return [value_of[query] for query in np.flatnonzero(n_right)]
+    return [value_of[int(query)] for query in np.flatnonzero(n_right)]
 
 
 @OF_KIND
