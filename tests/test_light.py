@@ -106,10 +106,10 @@ def test_what_is_missing_is_named_with_the_line_to_type(
 ) -> None:
     command, *options = words
     said = run(environment, command, "--data", data, "--out", data.parent / "run", *options, code=2)
-    assert "python -m pip install 'ray-backfill[cpu]'" in said
+    assert "python -m pip install 'ray[data,default,train]" in said
     assert "Traceback" not in said
 
 
 def test_images_need_the_extra(environment: dict[str, str], tmp_path: Path) -> None:
     said = run(environment, "simulate", "--out", tmp_path / "run", code=2)
-    assert "python -m pip install 'ray-backfill[cpu]'" in said
+    assert "python -m pip install 'ray[data,default,train]" in said

@@ -4,7 +4,8 @@ import difflib
 import errno
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,8 @@ def input_error_in(error: BaseException) -> InputError | None:
     if isinstance(error, InputError):
         return error
     if isinstance(error, ModuleNotFoundError) and (name := (error.name or "").split(".")[0]) in LIBRARIES_OF_EXTRAS:
-        type_this = "type: python -m pip install 'ray-backfill[cpu]'"
-        return InputError(f"this needs {name}, which is not installed; {type_this}")
+        packages = " ".join(f"'{requirement}'" for requirement in _requirements("cpu"))
+        return InputError(f"this needs {name}, which is not installed; type: python -m pip install {packages}")
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         return InputError(f"{error.object[:200]!r} is not UTF-8; rename it")
     if isinstance(error, MemoryError):
@@ -127,6 +128,15 @@ def input_error_in(error: BaseException) -> InputError | None:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error).splitlines()[0]
         return InputError(f"{what}; {REMEDIES[error.errno]}")
     return None
+
+
+def _requirements(extra: str) -> Iterator[str]:
+    """What an extra of this package needs, package by package: no registry may have this one."""
+    for line in requires("ray_backfill") or ():
+        requirement, _, marker = line.partition("; ")
+        if f'extra == "{extra}"' in marker:
+            nested = re.match(r"ray.backfill\[(.+)\]", requirement)
+            yield from _requirements(nested[1]) if nested else (requirement,)
 
 
 def check_device_name(device: str) -> None:

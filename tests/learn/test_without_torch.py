@@ -42,7 +42,7 @@ for method in all_methods().values():
                 (folder / "manifest.json").write_text("{}")
                 fit_into(folder, method.title, method.fit, data, FitSettings(), "cosine")
         except InputError as error:
-            assert "python -m pip install 'ray-backfill[cpu]'" in str(error), error
+            assert "python -m pip install 'ray[data,default,train]" in str(error), error
             refused.append(method.name)
             continue
         network = load_network(folder)

@@ -193,6 +193,6 @@ MODELS = (
         "hf", (TEXT, IMAGE), "hf:NAME_OR_FOLDER",
         "A text or vision model of transformers. Texts are pooled as its folder says, otherwise by their mean.",
         lambda spec, modality, device: TextModel(spec, device) if modality == TEXT else VisionModel(spec, device),
-        ("pooling", "normalise", "tokens", *OPTIONS), "'ray-backfill[cpu]'",
+        ("pooling", "normalise", "tokens", *OPTIONS), "torch transformers",
     ),
 )  # fmt: skip
