@@ -14,6 +14,7 @@ from ray_backfill.forecast.engine import Forecast, forecast_pair, moments_of
 from ray_backfill.forecast.estimate import area_weights, moment_weights
 from ray_backfill.forecast.methods import form_of
 from ray_backfill.forecast.models import KnownForms
+from ray_backfill.forecast.report import HIGH_RECALL
 from ray_backfill.learn.models.apply import fit_stand_in
 from tests.forecast.galleries import METRICS, POINTS, Gallery, gallery, known_of
 
@@ -104,9 +105,14 @@ def test_the_start_is_exact() -> None:
 
 
 @pytest.mark.parametrize("name", ["raw", *(pytest.param(name, marks=pytest.mark.full) for name in ("zscore", "csls"))])
-@pytest.mark.parametrize(("samples", "fewest"), [(30, 24), pytest.param(600, 542, marks=pytest.mark.heavy)])
-def test_intervals_cover(samples: int, fewest: int, name: str) -> None:
-    """Fewer within the 95 % limits: 6 in ten thousand of 30 samples would have that, one in a million of 600."""
+@pytest.mark.parametrize(
+    ("samples", "fewest", "of_few_misses"), [(30, 24, 20), pytest.param(600, 542, 476, marks=pytest.mark.heavy)]
+)
+def test_intervals_cover(samples: int, fewest: int, of_few_misses: int, name: str) -> None:
+    """Fewer within the 95 % limits: 6 in ten thousand of 30 samples would have that, one in a million of 600.
+
+    of_few_misses: the same where 86 % hold. So many are promised above a recall of 90 %, where a forecast warns.
+    """
     of, merge = gallery(), fitted(name)
     exact = of.exact(merge)
     found = [forecast(of, 400, seed, merge=merge).units["random"] for seed in range(samples)]
@@ -119,7 +125,8 @@ def test_intervals_cover(samples: int, fewest: int, name: str) -> None:
                 abs(units[metric].mean(weights).value - true) <= units[metric].mean(weights).half_width()
                 for units in found
             ]
-            assert sum(inside) >= fewest, (metric, weights, sum(inside))
+            has_few_misses = metric.startswith("recall") and true > HIGH_RECALL
+            assert sum(inside) >= (of_few_misses if has_few_misses else fewest), (metric, weights, sum(inside))
 
 
 def test_csls_costs_no_precision() -> None:
