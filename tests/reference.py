@@ -86,13 +86,15 @@ def score(gains: Sequence[float], metric: str, missed: Sequence[float] = ()) -> 
         return next((1 / rank for rank, is_right in enumerate(right[:k], start=1) if is_right), 0.0)
     if name == "nDCG":
         return dcg(gains[:k]) / dcg(sorted(all_right, reverse=True)[:k])
-    assert name == "mAP"
+    if name == "P":
+        return sum(right[:k]) / k
+    assert name in ("mAP", "AP")
     found, total = 0, 0.0
     for rank, is_right in enumerate(right[:k], start=1):
         if is_right:
             found += 1
             total += found / rank
-    return total / min(len(all_right), k)
+    return total / (len(all_right) if name == "AP" else min(len(all_right), k))
 
 
 def dcg(gains: Sequence[float]) -> float:
