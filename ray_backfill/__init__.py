@@ -30,6 +30,7 @@ __all__ = [
     "embed",
     "fit_merge",
     "forecast",
+    "judge",
     "make_order",
     "merges",
     "methods",
@@ -47,7 +48,7 @@ __all__ = [
 
 # Where the public names are defined. tests/test_api.py keeps this table, __all__ and the imports below the same.
 _NAMES_IN = {
-    "api": ("embed", "forecast", "merges", "methods", "orders", "sample", "simulate"),
+    "api": ("embed", "forecast", "judge", "merges", "methods", "orders", "sample", "simulate"),
     "compare.report": ("Results", "read_results"),
     "core.errors": ("InputError",),
     "data.folder": ("EmbeddingFolder", "read_folder"),
@@ -64,7 +65,7 @@ _NAMES_IN = {
 _MODULE_OF = {name: f"ray_backfill.{module}" for module, names in _NAMES_IN.items() for name in names}
 
 if TYPE_CHECKING:  # for type checkers, editors and the API pages, which do not run __getattr__
-    from ray_backfill.api import embed, forecast, merges, methods, orders, sample, simulate
+    from ray_backfill.api import embed, forecast, judge, merges, methods, orders, sample, simulate
     from ray_backfill.compare.report import Results, read_results
     from ray_backfill.core.errors import InputError
     from ray_backfill.data.folder import EmbeddingFolder, read_folder

@@ -92,6 +92,38 @@ def simulate(
         return _simulate(folder, out, how, fits, {"device": device, "shards": shards}, overwrite)
 
 
+def judge(
+    to: str | Path,
+    data: "str | Path | EmbeddingFolder | None" = None,
+    *,
+    old: "Arrays | None" = None,
+    new: "Arrays | None" = None,
+    distance: str = "cosine",
+    filter: str = "",
+) -> Path:
+    """Write which queries and items a person judges to tell which model is better, as ``simulate --judge`` does.
+
+    >>> sheet = rb.judge("judgements.csv", old=(old_queries, old_gallery), new=(new_queries, new_gallery))
+
+    Judge the first 50 queries, all items of each: 1 if right, else 0, in the column "right". Then
+    ``simulate(..., truth=["judged", sheet])`` with the same embeddings says which model is better.
+
+    Args:
+        to: The file, as CSV. Ids of arrays are their positions.
+        data: As for ``simulate``, like the other arguments.
+
+    Raises:
+        InputError: The file is there already, or both models find the same first items for every query.
+    """
+    from ray_backfill.data.folder import read_folder
+    from ray_backfill.data.truth import ask_for_judgements
+
+    path = local_path(to)
+    with _data_of(data, {"old": old, "new": new}, None) as folder:
+        ask_for_judgements(read_folder(_folder_of(folder)), path, distance, filter)
+    return path
+
+
 def embed(
     old: "str | Callable[..., Any]",
     new: "str | Callable[..., Any]",

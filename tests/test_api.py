@@ -230,6 +230,22 @@ def test_a_folder_without_right_answers_is_compared_by_what_the_new_model_finds(
     assert start[0] != start[1], "what was asked for counts"
 
 
+def test_judgements_of_arrays_say_which_model_is_better(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    label, centre = np.arange(360) % 12, np.random.default_rng(1).normal(size=(12, 16))
+    new, old = (centre[label] + noise * rng.normal(size=(360, 16)) for noise in (0.4, 2.5))
+    arrays: dict[str, Any] = {"old": (old[:60], old[60:]), "new": (new[:60], new[60:])}
+    assert "Judge 50 queries first (rb.judge, an hour" in str(rb.simulate(**arrays, methods="rm_naive", points=3))
+    sheet = rb.judge(tmp_path / "sheet.csv", **arrays)
+    asked = pd.read_csv(sheet)
+    asked["right"] = (label[asked["query"]] == label[60 + asked["item"]]).astype(int)
+    asked.to_csv(sheet, index=False)
+    judged = rb.simulate(**arrays, methods="rm_naive", points=3, truth=("judged", str(sheet)))
+    assert "The new model is better by 60 judged queries" in str(judged)
+    with pytest.raises(rb.InputError, match="is there already"):
+        rb.judge(sheet, **arrays)
+
+
 def test_cutoffs_are_translated_and_what_they_show_is_counted(folder: Path, tmp_path: Path) -> None:
     """Against plain numpy: all pairs of {old, old} before, of both systems at t = 0.5, of {new, new} at the end."""
     options: dict[str, Any] = {"methods": "rm_naive", "merges": ["raw", "quantile", "rrf"], "points": 3}

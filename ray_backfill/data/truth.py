@@ -17,7 +17,7 @@ from ray_backfill.core.errors import InputError, local_path, regular_file, unkno
 from ray_backfill.core.plugins import rows_from_outside
 from ray_backfill.data.columns import as_ids, as_weights, is_text, kind_of, plain, some, unknown
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
-from ray_backfill.data.judging import draw, first_found, read_sheet
+from ray_backfill.data.judging import DrawnPairs, draw, first_found, read_sheet, write_sheet
 from ray_backfill.data.leakage import own_items
 from ray_backfill.data.sources import open_source
 from ray_backfill.data.text import lines_of
@@ -420,6 +420,21 @@ def _new_top(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     ignored = [[query] for query in range(len(queries))] if is_self else None
     ground = GroundTruth.from_positives(found, ignored, n_gallery=len(gallery))
     return Truth(replace(ground, weights=None), {"k": request.k})
+
+
+def ask_for_judgements(folder: EmbeddingFolder, path: Path, distance: str, filter_column: str = "") -> DrawnPairs:
+    """Draw what a person judges, and write it (``judging.write_sheet``). filter_column: of ``--filter``; "" for none.
+
+    Raises:
+        InputError: The file is there already, the vectors do not fit the distance, or there is nothing to judge.
+    """
+    if path.exists():
+        raise InputError(f"{path} is there already; read its judgements by --truth judged {path}, or name another")
+    check_vectors(folder, distance)
+    queries = folder.queries or folder.gallery
+    drawn = draw(folder, distance, filter_of(folder.gallery, queries, filter_column) if filter_column else None)
+    write_sheet(folder, path, drawn)
+    return drawn
 
 
 def _judged(folder: EmbeddingFolder, request: TruthRequest) -> Truth:

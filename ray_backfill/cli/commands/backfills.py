@@ -198,18 +198,11 @@ def _write_sheet(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob,
     """Write what to judge, and print how, what it will tell, and the command after it."""
     from ray_backfill.compare.report.verdict import after_judging
     from ray_backfill.data.folder import read_folder
-    from ray_backfill.data.judging import DEPTH, FIRST, TELLS, draw, write_sheet
-    from ray_backfill.data.truth import check_vectors, filter_of
+    from ray_backfill.data.judging import DEPTH, FIRST, TELLS
+    from ray_backfill.data.truth import ask_for_judgements
 
-    if path.exists():
-        raise InputError(f"{path} is there already; read its judgements by --truth judged {job.judge}, or name another")
-    how = job.evaluation
     with _opened(job) as (data, context):
-        folder = read_folder(data)
-        check_vectors(folder, how.distance)
-        parts = filter_of(folder.gallery, folder.queries or folder.gallery, how.filter) if how.filter else None
-        drawn = draw(folder, how.distance, parts)
-        write_sheet(folder, path, drawn)
+        drawn = ask_for_judgements(read_folder(data), path, job.evaluation.distance, job.evaluation.filter)
     number = len(set(drawn.query.tolist()))
     print(
         f"{shown(path)}: {number} queries in random order, with {len(drawn.item):,} items that only one of both models "

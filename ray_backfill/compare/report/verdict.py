@@ -352,8 +352,9 @@ def _by_judgements(results: ResultsData) -> str:
     """Which model is better, as far as judged queries tell; a request for judgements if there are none."""
     judgements, side = judgement(results), judged_side(results)
     if judgements is None:
+        how = "rb.judge" if results.manifest.command.startswith("rb.") else "simulate --judge FILE"
         return (
-            f"Judge {FIRST} queries first (simulate --judge FILE, an hour\u2019s work): nothing here says whether the "
+            f"Judge {FIRST} queries first ({how}, an hour\u2019s work): nothing here says whether the "
             "new model is better than the old one."
         )
     judged = f"{judgements['queries']} judged queries"
