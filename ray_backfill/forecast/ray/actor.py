@@ -1,4 +1,4 @@
-"""A gallery shard of a forecast in a process of its own, which needs no torch."""
+"""A gallery shard of a forecast in a process of its own, see ``compare.ray.actor``."""
 
 from pathlib import Path
 from typing import Any
