@@ -1,8 +1,12 @@
-"""What a finished command says to a program: a decision, its exit code, and results as JSON."""
+"""What a finished command says: its decision, exit code and JSON to a program, and to a user what to type next."""
 
 import math
+import shlex
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 
@@ -28,3 +32,15 @@ def json_value(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_typed(command: str) -> str:
+    """A command of this package, as the user of this process can type it.
+
+    Where ``ray-backfill`` is not on the PATH, by the executable or the module that this process was started by.
+    """
+    started = Path(sys.argv[0])
+    if shutil.which("ray-backfill") or started.name not in ("ray-backfill", "__main__.py"):
+        return command
+    words = [str(started)] if started.name == "ray-backfill" else [sys.executable, "-m", "ray_backfill"]
+    return f"{shlex.join(words)}{command.removeprefix('ray-backfill')}"

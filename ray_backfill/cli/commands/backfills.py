@@ -14,6 +14,7 @@ from ray_backfill.cli.models import ComparedModelsJob, embedded, models_options,
 from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.outcome import as_typed
 from ray_backfill.core.progress import say
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.learn.methods import all_methods
@@ -209,7 +210,7 @@ def _write_sheet(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob,
         f"finds among its first {DEPTH}. For {1 - drawn.share:.0%} of all queries both find the same.\n"
         f"Judge the first {min(FIRST, number)} queries, all items of each: 1 or a higher grade if right, "
         f"else 0, in the column \u201cright\u201d. Go on only if they leave it open.\n{TELLS}\n"
-        f"then: {after_judging(context.command, str(job.judge))}"
+        f"then: {as_typed(after_judging(context.command, str(job.judge)))}"
     )
 
 

@@ -12,6 +12,7 @@ from ray_backfill.compare.analyses import sections
 from ray_backfill.compare.report.answers import fall_cell, warnings
 from ray_backfill.compare.report.verdict import basis, conditions, next_command, verdict
 from ray_backfill.compare.results import DOUBLE_DAGGER, ResultsData
+from ray_backfill.core.outcome import as_typed
 from ray_backfill.page.layout import show
 from ray_backfill.page.numbers import NOTHING, percent, percent_sign, tick
 
@@ -72,7 +73,7 @@ def draw_table(results: ResultsData, console: Console | None = None) -> None:
         few = len(methods) <= selection.FEW
         notes.append(Text(f"left out: {names} ({reason})" if few else f"left out: {len(methods)} ({reason}): {names}"))
     if command := next_command(results):
-        notes.append(Text(f"next: {command}", style="bold"))
+        notes.append(Text(f"next: {as_typed(command)}", style="bold"))
     shown, best = overview(results), results.best()
     table = _empty_table(table_title(results), [(name, name in NAMES) for name in shown.columns[:MOST_COLUMNS]])
     # With one row per method only the references are set apart, as orders differ from row to row.
