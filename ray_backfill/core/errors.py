@@ -5,7 +5,6 @@ import errno
 import math
 import re
 from collections.abc import Iterable, Iterator
-from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +131,8 @@ def input_error_in(error: BaseException) -> InputError | None:
 
 def _requirements(extra: str) -> Iterator[str]:
     """What an extra of this package needs, package by package: no registry may have this one."""
+    from importlib.metadata import requires  # loads more than a command needs before it can be stopped
+
     for line in requires("ray_backfill") or ():
         requirement, _, marker = line.partition("; ")
         if f'extra == "{extra}"' in marker:
