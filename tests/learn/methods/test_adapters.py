@@ -236,3 +236,13 @@ def test_ill_conditioned_least_squares_is_numpys() -> None:
         expected = np.linalg.lstsq(x, y, rcond=None)[0]
         found = regression(Pairs(x, y), 0.0)
         assert np.linalg.norm(found - expected) < 1e-10 * np.linalg.norm(expected)
+
+
+def test_what_is_shared_is_of_one_distance() -> None:
+    """Under cosine, formulas see vectors of length 1."""
+    rng = np.random.default_rng(0)
+    data = TrainSet({model: rng.normal(size=(20, 3)).astype(np.float32) for model in ("old", "new")}, np.arange(20))
+    scaled, plain = (Pairs.of(data, "old", "new", is_cosine) for is_cosine in (True, False))
+    np.testing.assert_allclose(np.linalg.norm(scaled.x, axis=1), 1)
+    np.testing.assert_array_equal(plain.x, data.vectors["old"])
+    assert Pairs.of(data, "old", "new", True) is scaled
