@@ -12,7 +12,7 @@
 PYTHON ?= python3
 EXTRA ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)
 BIN := .venv/bin
-# Where it is set, each of hundreds of processes that tests and Ray start compiles the package again.
+# Otherwise each of the hundreds of processes that tests and Ray start would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready-$(EXTRA)
 CONSTRAINTS := $(if $(filter gpu,$(EXTRA)),constraints-gpu.txt,constraints.txt)

@@ -101,7 +101,7 @@ def judge(
     distance: str = "cosine",
     filter: str = "",
 ) -> Path:
-    """Write which queries and items a person judges to tell which model is better, as ``simulate --judge`` does.
+    """Write the items that a person must judge to decide which model is better, as ``simulate --judge`` does.
 
     >>> sheet = rb.judge("judgements.csv", old=(old_queries, old_gallery), new=(new_queries, new_gallery))
 
@@ -109,16 +109,23 @@ def judge(
     ``simulate(..., truth=["judged", sheet])`` with the same embeddings says which model is better.
 
     Args:
-        to: The file, as CSV. Ids of arrays are their positions.
-        data: As for ``simulate``, like the other arguments.
+        to: The CSV file to write. The ids of arrays are row numbers.
+        data: Embeddings, as for ``simulate``.
+        old: Instead of a folder, arrays of the old model, as for ``simulate``.
+        new: Arrays of the new model.
+        distance: Distance between embeddings, as for ``simulate``.
+        filter: Column that restricts what a query finds, as for ``simulate``.
+
+    Returns:
+        The path of the file.
 
     Raises:
         InputError: The file is there already, or both models find the same first items for every query.
     """
     from ray_backfill.data.folder import read_folder
-    from ray_backfill.data.truth import ask_for_judgements
+    from ray_backfill.data.truth import ask_for_judgements, check_new_sheet
 
-    path = local_path(to)
+    check_new_sheet(path := local_path(to))
     with _data_of(data, {"old": old, "new": new}, None) as folder:
         ask_for_judgements(read_folder(_folder_of(folder)), path, distance, filter)
     return path

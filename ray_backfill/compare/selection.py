@@ -325,7 +325,9 @@ def of_metrics(names: Iterable[str]) -> dict[str, str]:
     """Names of these metrics, as the user and as this package writes them -> definition."""
     from ray_backfill.engine.metrics import KINDS, parse_metric
 
-    metrics = [parse_metric(name) for name in names]
-    aliases = {kind: [m.name for m in metrics if m.kind == kind.name and m.name != m.own_name] for kind in KINDS}
-    used = {metric.kind for metric in metrics}
-    return {", ".join((*aliases[kind], *kind.forms)): kind.meaning for kind in KINDS if kind.name in used}
+    metrics, terms = [parse_metric(name) for name in names], dict[str, str]()
+    for kind in KINDS:
+        if of_kind := [metric for metric in metrics if metric.kind == kind.name]:
+            written = [metric.name for metric in of_kind if metric.name != metric.own_name]
+            terms[", ".join((*written, *kind.forms))] = kind.meaning
+    return terms

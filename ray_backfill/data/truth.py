@@ -422,14 +422,18 @@ def _new_top(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     return Truth(replace(ground, weights=None), {"k": request.k})
 
 
-def ask_for_judgements(folder: EmbeddingFolder, path: Path, distance: str, filter_column: str = "") -> DrawnPairs:
-    """Draw what a person judges, and write it (``judging.write_sheet``). filter_column: of ``--filter``; "" for none.
-
-    Raises:
-        InputError: The file is there already, the vectors do not fit the distance, or there is nothing to judge.
-    """
+def check_new_sheet(path: Path) -> None:
+    """Raises InputError if the file is there already: it may hold judgements."""
     if path.exists():
         raise InputError(f"{path} is there already; read its judgements by --truth judged {path}, or name another")
+
+
+def ask_for_judgements(folder: EmbeddingFolder, path: Path, distance: str, filter_column: str = "") -> DrawnPairs:
+    """Draw the items that a person must judge, and write them. filter_column: of ``--filter``; "" for none.
+
+    Raises:
+        InputError: The vectors do not fit the distance, or there is nothing to judge.
+    """
     check_vectors(folder, distance)
     queries = folder.queries or folder.gallery
     drawn = draw(folder, distance, filter_of(folder.gallery, queries, filter_column) if filter_column else None)

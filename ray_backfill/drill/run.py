@@ -42,7 +42,7 @@ from ray_backfill.encode.part import EncodeRequest
 from ray_backfill.encode.spec import Spec
 from ray_backfill.engine.index import check_index, make_partition
 from ray_backfill.engine.merges import Merge, all_merges
-from ray_backfill.engine.metrics import ALIASES
+from ray_backfill.engine.metrics import of_lists
 from ray_backfill.engine.orders import find_order
 from ray_backfill.learn.methods import Method, find_methods, models_of
 from ray_backfill.learn.sides import SIDES, Sides, check_live, dims_of
@@ -119,9 +119,7 @@ def check_drill(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Eva
         evaluation, methods=(method.name,), orders=evaluation.orders[:1], merges=evaluation.merges[:1], permutations=1
     )
     # Live answers are top-k lists, not complete rankings.
-    metrics = tuple(
-        dict.fromkeys("mAP@100" if ALIASES.get(metric.lower()) == "mAP" else metric for metric in evaluation.metrics)
-    )
+    metrics = tuple(dict.fromkeys(map(of_lists, evaluation.metrics)))
     evaluation = replace(evaluation, metrics=metrics)
     evaluation.check()
     check_live(method, Merge(evaluation.merges[0], by_rank=all_merges()[evaluation.merges[0]].is_by_rank))

@@ -312,6 +312,11 @@ def parse_metric(name: str) -> Metric:
     return Metric(name, form.removesuffix("@k"), k)
 
 
+def of_lists(name: str) -> str:
+    """The metric that lists of first results measure in place of this one: mAP@100 for mAP, otherwise itself."""
+    return "mAP@100" if ALIASES.get(name.lower()) == AVERAGE_PRECISION.name else name
+
+
 def same_metric(name: str, other: str) -> bool:
     """Whether two names stand for one metric: "nDCG@10" and "ndcg_cut_10"."""
     return parse_metric(name).own_name == parse_metric(other).own_name

@@ -135,7 +135,7 @@ def by_ir_measures(name: str, judged: Judged) -> dict[str, float]:
 
 
 def by_trec_eval(name: str, judged: Judged) -> dict[str, float]:
-    """The value of each query. MTEB prints the same figures, with _at_k for _k and for _cut_k."""
+    """The value of each query. name: of trec_eval, or the name that MTEB gives the same measure."""
     qrels, run = (
         {q: {row.doc_id: row for row in rows if row.query_id == q} for q in map(str, range(12))} for rows in judged
     )

@@ -200,8 +200,9 @@ def _write_sheet(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob,
     from ray_backfill.compare.report.verdict import after_judging
     from ray_backfill.data.folder import read_folder
     from ray_backfill.data.judging import DEPTH, FIRST, TELLS
-    from ray_backfill.data.truth import ask_for_judgements
+    from ray_backfill.data.truth import ask_for_judgements, check_new_sheet
 
+    check_new_sheet(path)  # models may embed for hours before it is written
     with _opened(job) as (data, context):
         drawn = ask_for_judgements(read_folder(data), path, job.evaluation.distance, job.evaluation.filter)
     number = len(set(drawn.query.tolist()))

@@ -204,6 +204,8 @@ def basis(results: ResultsData) -> str:
 
 def next_command(results: ResultsData) -> str:
     """The command to run after this one, with its own arguments; "" if none follows, or if it was no command."""
+    from ray_backfill.engine.metrics import of_lists, parse_metric
+
     words = shlex.split(results.manifest.command)[1:]
     given = list(_options(words[1:])) if words[:1] == ["simulate"] else []
     names, best, traits = {name for name, _ in given}, results.best(), results.manifest.traits
@@ -219,20 +221,11 @@ def next_command(results: ResultsData) -> str:
     if traits.methods[best.method].recalls or traits.merges[best.merge].by_rank:
         return ""
     kept = [option for option in given if option[0] not in NOT_OF_DRILL]
-    if metrics := [name for name in dict(given).get("--metrics", []) if _has_lists(name)]:
+    metrics = [name for name in dict(given).get("--metrics", []) if name in results.metrics]  # "recommended" is none
+    if metrics := [name for name in metrics if parse_metric(of_lists(name)).k is not None]:
         kept.append(("--metrics", metrics))
     chosen = [("--orders", [best.order]), ("--merges", [best.merge]), ("--live.method", [best.method])]
     return _command("drill", kept + chosen)
-
-
-def _has_lists(metric: str) -> bool:
-    """Whether a drill can measure a metric, from lists: it takes mAP@100 for mAP."""
-    from ray_backfill.engine.metrics import parse_metric
-
-    if metric == "recommended":
-        return False
-    parsed = parse_metric(metric)
-    return parsed.k is not None or parsed.kind == "mAP"
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
