@@ -287,3 +287,14 @@ def test_arrays_are_judged_by_their_row_numbers(
     ended, printed, _ = command(*words, "--truth", "judged", "j.csv", "--exit-code", "--json")
     assert ended == 0
     assert json.loads(printed)["verdict"].startswith("The new model is better by 100 judged queries")
+
+
+def test_a_sheet_that_is_there_is_refused_before_models_embed(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"id": "a", "text": "b"}\n')
+    (sheet := tmp_path / "sheet.csv").write_text("judged for an hour")
+    models = ("--old", "python:tests.power._models:old", "--new", "python:tests.power._models:new")
+    out = tmp_path / "out"
+    ended = command("simulate", *models, "--texts", tmp_path / "texts.jsonl", "--out", out, "--judge", sheet)
+    assert ended.error.startswith(f"{sheet} is there already; read its judgements by --truth judged")
+    assert sheet.read_text() == "judged for an hour"
+    assert not out.exists()
