@@ -9,7 +9,8 @@ Parquet        the columns query-id, corpus-id and score, as MTEB's data sets ha
 import csv
 import json
 from collections.abc import Callable, Iterator
-from math import isfinite, nan
+from math import isfinite, isnan, nan
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,10 @@ from ray_backfill.data.sources import open_source
 from ray_backfill.data.text import lines_of
 
 _COLUMNS = ("query-id", "corpus-id", "score")
+_by_name = itemgetter(*_COLUMNS)
 
-# Query, item and grade, not checked yet.
+# Query, item and grade, not checked yet. Reading them raises ValueError, which says what is wrong with their line.
 Judgements = Iterator[tuple[Any, Any, Any]]
-
-
-class _BrokenError(Exception):
-    """What is wrong with a line, without its number."""
 
 
 def read_qrels(path: Path) -> pd.DataFrame:
@@ -42,7 +40,7 @@ def read_qrels(path: Path) -> pd.DataFrame:
         for number, judgements in entries(path):
             try:
                 read += [(number, _id(query), _id(item), _number(grade)) for query, item, grade in judgements]
-            except _BrokenError as error:
+            except ValueError as error:
                 raise InputError(f"{path}, {what} {number}: {error}; mend it, or drop it") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
@@ -60,7 +58,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Judgements]]:
             if form is None:
                 tabs = _fields(line) if line.count(b"\t") > 1 else []
                 form = _of_json if line.lstrip().startswith(b"{") else _of_beir if len(tabs) == 3 else _of_trec
-                if form is _of_beir and _as_float(tabs[-1]) is None:  # the names of the columns
+                if form is _of_beir and isnan(_as_float(tabs[-1])):  # the names of the columns
                     continue
             yield number, form(line)
 
@@ -68,16 +66,14 @@ def _lines(path: Path) -> Iterator[tuple[int, Judgements]]:
 def _rows(path: Path) -> Iterator[tuple[int, Judgements]]:
     source = open_source(str(path))
     source.need(_COLUMNS)
-    number = 0
-    for batch in source.read(_COLUMNS, 0):
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            yield (number := number + 1), iter([row])
+    rows = (row for batch in source.read(_COLUMNS, 0) for row in batch.to_pylist())
+    yield from ((number, iter([_by_name(row)])) for number, row in enumerate(rows, 1))
 
 
 def _of_trec(line: bytes) -> Judgements:
     words = [word.decode() for word in line.split()]
     if len(words) != 4:
-        raise _BrokenError(
+        raise ValueError(
             f"must have four words (query, iteration, item, grade), or three with tabs between them, not {len(words)}"
         )
     yield words[0], words[2], words[3]
@@ -86,7 +82,7 @@ def _of_trec(line: bytes) -> Judgements:
 def _of_beir(line: bytes) -> Judgements:
     fields = _fields(line)
     if len(fields) != 3:
-        raise _BrokenError(f"must have three fields with tabs between them (query, item, grade), not {len(fields)}")
+        raise ValueError(f"must have three fields with tabs between them (query, item, grade), not {len(fields)}")
     yield fields[0], fields[1], fields[2]
 
 
@@ -94,14 +90,14 @@ def _of_json(line: bytes) -> Judgements:
     try:
         row = json.loads(line)
         if "query-id" in row:
-            yield tuple(row[name] for name in _COLUMNS)
+            yield _by_name(row)
             return
         query, relevant = row["query"], row["relevant"]
         pairs = relevant.items() if isinstance(relevant, dict) else [(item, 1) for item in relevant]
         if isinstance(relevant, str):
             raise ValueError
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise _BrokenError(
+        raise ValueError(
             'must be {"query": ID, "relevant": [ID, ...]}, or {ID: GRADE, ...} in place of the list'
         ) from None
     yield from ((query, item, grade) for item, grade in pairs)
@@ -117,19 +113,18 @@ def _fields(line: bytes) -> list[str]:
 
 def _id(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise _BrokenError(f"an id must be a text or a whole number, not {value!r}")
+        raise ValueError(f"an id must be a text or a whole number, not {value!r}")
     return str(value)
 
 
 def _number(value: Any) -> float:
-    grade = _as_float(value)
-    if grade is None or not isfinite(grade):
-        raise _BrokenError(f"the grade must be a finite number, not {value!r}")
+    if not isfinite(grade := _as_float(value)):
+        raise ValueError(f"the grade must be a finite number, not {value!r}")
     return grade
 
 
-def _as_float(value: Any) -> float | None:
+def _as_float(value: Any) -> float:
     try:
-        return float(nan if isinstance(value, bool) else value)
+        return nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        return None
+        return nan

@@ -1,15 +1,15 @@
 """What is to be embedded: texts or images of a user, as a gallery, queries and a train split, written in parts.
 
-Texts come from any source of tables (``data.sources``), or with their queries and judgements from a folder as BEIR or
-MTEB has it, or from a data set of ir_datasets; images from a folder, whose subfolders are classes, a table of their
-paths, or tar shards as WebDataset has them. Where there is one source only, queries and a train split are drawn from it
-at random.
+Texts come from any source of tables (``data.sources``), or with queries and judgements from a folder as BEIR or MTEB
+has it, or from ir_datasets; images from a folder, whose subfolders are classes, a table of their paths, or tar shards as
+WebDataset has them. Where there is one source only, queries and a train split are drawn from it at random.
 """
 
 import re
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -34,10 +34,9 @@ SPLITS = ("gallery", "queries", "train")
 _IDS = ("id", "_id", "doc_id", "docid", "pid", "query_id")
 _TEXTS = ("text", "content", "body", "passage", "sentence", "question", "query")
 _IMAGES = ("image", "path", "file", "file_name", "filename")
-# What a collection with judgements consists of, and how its files or folders are called in BEIR and on the Hugging Face
-# Hub, where default is stored as data. Of files of one split, those of the first ending count.
+# How the files or folders of a collection are called in BEIR and on the Hugging Face Hub, where default lies in data.
 _COLLECTION = {"corpus": ("corpus",), "queries": ("queries", "query"), "qrels": ("qrels", "default", "data")}
-_ENDINGS, _IR_DATASETS = (".tsv", ".jsonl", ".parquet"), "ir_datasets:"
+_ENDINGS, _IR_DATASETS = (".jsonl", ".tsv", ".parquet"), "ir_datasets:"
 # Columns that say where an image is: its file or shard, and there the first byte and the number of bytes.
 PLACE = ("image", "offset", "bytes")
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
@@ -209,15 +208,11 @@ def _collection(folder: Path, settings: ItemSettings) -> dict[str, dict[str, lis
 
 
 def _by_split(folder: Path, names: Sequence[str]) -> dict[str, list[Path]]:
-    """Files such as test-00000-of-00002.parquet in the first folder of these names, or one file, whose split is ""."""
-    for name in names:
-        files = [file for ending in _ENDINGS if (file := folder / f"{name}{ending}").is_file()]
-        inside = [] if files else sorted((folder / name).glob("*"))
-        found: dict[str, list[Path]] = {}
-        for file in files or [file for ending in _ENDINGS for file in inside if file.suffix == ending]:
-            of_split = found.setdefault(re.sub(r"-\d+-of-\d+.*", "", file.stem) if inside else "", [])
-            if not of_split or of_split[0].suffix == file.suffix:
-                of_split.append(file)
+    """The first of these files, or the files of the first of these folders, such as test-00000-of-00002.parquet."""
+    for name, ending in product(names, _ENDINGS):
+        file, found = folder / f"{name}{ending}", dict[str, list[Path]]()
+        for each in [file] if file.is_file() else sorted((folder / name).glob(f"*{ending}")):
+            found.setdefault(re.sub(r"-\d+-of-\d+.*", "", each.stem), []).append(each)
         if found:
             return found
     return {}
@@ -230,8 +225,7 @@ def _of_collection(
     folder, judged = sources.gallery, parts["qrels"]
     if not judged:
         raise InputError(
-            f"{folder} has no qrels (a folder qrels, default or data of {', '.join(_ENDINGS)} files); give another "
-            "folder, or --texts and --queries as files"
+            f"{folder} has no qrels, default or data; give another folder, or --texts and --queries as files"
         )
     split = settings.split or ("test" if "test" in judged else min(judged))
     if split not in judged:
@@ -247,7 +241,7 @@ def _of_collection(
         return pa.concat_tables(tables, promote_options="permissive")
 
     lines = (line for file in judged[split] for line in read_qrels(file).itertuples(index=False, name=None))
-    return _judged(read("corpus"), read("queries"), lines, ", ".join(map(str, judged[split])), sources, settings)
+    return _judged(read("corpus"), read("queries"), lines, sources, settings)
 
 
 def _of_ir_datasets(sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
@@ -269,12 +263,11 @@ def _of_ir_datasets(sources: ItemSources, settings: ItemSettings) -> dict[str, p
         pa.table({"id": pa.array([i for i, _ in rows], pa.string()), "text": pa.array([t for _, t in rows])})
         for rows in (docs, asked)
     )
-    return _judged(gallery, queries, lines, sources.gallery, sources, settings)
+    return _judged(gallery, queries, lines, sources, settings)
 
 
 def _judged(
-    gallery: pa.Table, queries: pa.Table, lines: Iterable[tuple[str, str, float]], where: str, sources: ItemSources,
-    settings: ItemSettings,
+    gallery: pa.Table, queries: pa.Table, lines: Iterable[Any], sources: ItemSources, settings: ItemSettings
 ) -> dict[str, pa.Table]:  # fmt: skip
     """The corpus, and the queries that have right answers, with them. lines: query, item and grade; the last counts."""
     if sources.queries:
@@ -285,13 +278,9 @@ def _judged(
     answers = {query: right for query, of in answers.items() if (right := {i: g for i, g in of.items() if g > 0})}
     queries = queries.filter(pa.compute.is_in(queries["id"], pa.array(list(answers), pa.string())))
     there = set(gallery["id"].to_pylist())
-    kept = [
-        {item: grade for item, grade in answers[query].items() if item in there} for query in queries["id"].to_pylist()
-    ]
+    kept = [{i: g for i, g in answers[query].items() if i in there} for query in queries["id"].to_pylist()]
     if not any(kept):
-        raise InputError(
-            f"{where} judges no item of the corpus that a query of {sources.gallery} has; use files of one data set"
-        )
+        raise InputError(f"{sources.gallery} judges no item of the corpus for its queries; use files of one data set")
     positives = pa.array([list(items) for items in kept], pa.list_(pa.string()))
     grades = pa.array([list(items.values()) for items in kept], pa.list_(pa.float64()))
     queries = queries.append_column("positives", positives).append_column("grades", grades)
@@ -300,9 +289,7 @@ def _judged(
 
 
 def _text_table(given: str, settings: ItemSettings, is_query: bool = False) -> pa.Table:
-    """The columns id, text and label of a source. is_query: of a collection, whose titles and white space around texts
-    do not count or stay, as in BEIR and MTEB.
-    """
+    """The columns id, text and label of a source. is_query: only its text counts, with its white space, as in MTEB."""
     table, text_name = _read_table(given, settings, "text", settings.text_column, _TEXTS)
     has_title = "title" in table.column_names and not (settings.text_column or text_name == "title" or is_query)
     rows = zip(*(table[name].to_pylist() for name in ["title"] * has_title + [text_name]), strict=True)

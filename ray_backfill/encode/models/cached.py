@@ -18,14 +18,9 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.encode.encoder import PROBES, TEXT, ModelKind
 from ray_backfill.encode.spec import SIDES, Spec
 
-# Vectors that are hashed at once.
-_ROWS = 1 << 14
-
 
 class CachedModel:
-    """Gives each text the vector that the cache of its side has. A probe that it lacks gets one of the first rows, by
-    which the cache is recognised.
-    """
+    """Texts have the vectors in the cache of their side, probes those of its first rows, by which it is recognised."""
 
     batch, has_prompts = 256, False
 
@@ -36,16 +31,12 @@ class CachedModel:
 
     def prepare(self, items: Sequence[Any], side: str) -> Any:
         rows_of, _ = self._sides[side]
-        rows = [rows_of.get(hashlib.sha256(item.encode()).hexdigest(), -1) for item in items]
-        rows = [
-            PROBES.index(item) % len(rows_of) if row < 0 and item in PROBES else row
-            for item, row in zip(items, rows, strict=True)
-        ]
+        probes = {text: row % len(rows_of) for row, text in enumerate(PROBES)}
+        rows = [rows_of.get(hashlib.sha256(item.encode()).hexdigest(), probes.get(item, -1)) for item in items]
         if -1 in rows:
-            lacking = items[rows.index(-1)][:60]
             raise InputError(
                 f"{self._spec} has no vector of {rows.count(-1)} of {len(rows)} texts on the side {side}, such as "
-                f"{lacking!r}; give the task's own data set as --texts, whole and without prompts"
+                f"{items[rows.index(-1)][:60]!r}; give the task's own data set as --texts, whole and without prompts"
             )
         return rows
 
@@ -56,8 +47,7 @@ class CachedModel:
         marks = {}
         for side, (rows_of, vectors) in self._sides.items():
             mark = hashlib.blake2b(json.dumps(rows_of).encode(), digest_size=12)
-            for first in range(0, len(rows_of), _ROWS):
-                mark.update(np.ascontiguousarray(vectors[first : first + _ROWS]).data)
+            mark.update(np.ascontiguousarray(vectors[: len(rows_of)]).data)
             marks[side] = mark.hexdigest()
         return marks
 
