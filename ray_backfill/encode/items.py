@@ -1,8 +1,8 @@
 """What is to be embedded: texts or images of a user, as a gallery, queries and a train split, written in parts.
 
 Texts come from any source of tables (``data.sources``), or with queries and judgements from a folder as BEIR or MTEB
-has it, or from ir_datasets; images from a folder, whose subfolders are classes, a table of their paths, or tar shards as
-WebDataset has them. Where there is one source only, queries and a train split are drawn from it at random.
+has it, or from ir_datasets; images from a folder, whose subfolders are classes, a table of their paths, or tar shards.
+Where there is one source only, queries and a train split are drawn from it at random.
 """
 
 import re
