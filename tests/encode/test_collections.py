@@ -50,6 +50,15 @@ def json_lines(folder: Path) -> Path:
     return folder
 
 
+def beir(folder: Path) -> Path:
+    json_lines(folder)
+    for split, rows in JUDGED.items():
+        (folder / "qrels" / f"{split}.jsonl").unlink()
+        judged = ("\t".join(map(str, row.values())) for row in rows)
+        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judged]))
+    return folder
+
+
 def one_corpus(folder: Path) -> Path:
     """As BeIR/scifact and many of mteb/ have it: the splits of corpus and queries are called like them."""
     parquet(folder, "corpus", "corpus", CORPUS)
@@ -75,9 +84,10 @@ def items(folder: Path, out: Path, **settings: Any) -> tuple[dict[str, str], dic
         lambda folder: hub(folder, qrels="default"),
         lambda folder: hub(folder, qrels="data"),
         json_lines,
+        beir,
         one_corpus,
     ],
-    ids=["hub", "default", "data", "json_lines", "one_corpus"],
+    ids=["hub", "default", "data", "json_lines", "beir", "one_corpus"],
 )
 def test_a_folder_of_the_hub(make: Any, tmp_path: Path) -> None:
     folder = make(tmp_path / "given")
