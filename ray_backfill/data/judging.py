@@ -144,7 +144,7 @@ def read_sheet(folder: EmbeddingFolder, path: Path, drawn: DrawnPairs) -> dict[s
     if len(unknown := pairs[pairs["sign"].isna()]):
         query, item, line = unknown.iloc[0][["query", "item", "line"]]
         raise InputError(
-            f"{path}, line {line:.0f}: item {item!r} of query {query!r} is not to be judged with this folder and "
+            f"{path}, line {line:.0f}: item {item!r} of query {query!r} is not to be judged with these embeddings and "
             f"--distance; take the file that simulate --judge wrote for them (a spreadsheet changes ids that look like "
             "numbers or dates: have it read the columns query and item as text)"
         )

@@ -224,7 +224,7 @@ def section(results: ResultsData) -> Section | None:
         if lines:
             tables.append(Folded(title, [table_of(title, lines, "things")], kind == rows[0].kind))
     has_images = any(row.query_image or row.before_image or row.first_image for row in rows)
-    note = Note("All changes of all methods, with the items: flips.parquet.")
+    note = Note(f"All changes of all methods, with the items: {results.file('flips.parquet')}.")
     return Section("What happened to whom?", [words, *tables, note], has_images, told(results))
 
 
@@ -280,7 +280,7 @@ def told(results: ResultsData) -> tuple[str, ...]:
     ]
     if not worst:
         return (said,)
-    return said, f"Queries that lose most: {', '.join(worst[:3])}. All changes: flips.parquet."
+    return said, f"Queries that lose most: {', '.join(worst[:3])}. All changes: {results.file('flips.parquet')}."
 
 
 ANALYSES = (Analysis("shown", ShownQuery, compute, section, needs=("checks",), place=30),)

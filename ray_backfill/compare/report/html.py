@@ -17,6 +17,7 @@ from ray_backfill.page.parts import bind, data_facts, flatten, page_charts, page
 from ray_backfill.page.sections import Cell, PageTable, TableLine, limits, number, share, table_of, word
 
 FEW_RIVALS = 10  # number of the closest other methods shown without unfolding
+FEW_CHARACTERS = 300  # of sentences that are good to know, shown without unfolding
 DARKEST = 0.5  # opacity at which text stays readable
 
 
@@ -24,6 +25,7 @@ def render(results: ResultsData) -> str:
     """The HTML page."""
     manifest, tables, analyses = results.manifest, heat_tables(results), sections(results)
     invented, warnings = top_notes(answers.warnings(results))
+    known = [bind(without_folders(sentence)) for sentence in answers.good_to_know(results)]
     act, rest = in_two(verdict(results))
     template = page_environment(Path(__file__).parent).get_template("report.html.jinja")
     seed = [("seed", str(manifest.seed))] if manifest.seed is not None else []
@@ -41,6 +43,8 @@ def render(results: ResultsData) -> str:
         date=date_of(manifest.created),
         invented=bind(invented),
         warnings=[bind(warning) for warning in warnings],
+        known=known,
+        is_known_short=sum(map(len, known)) <= FEW_CHARACTERS,
         act=bind(act),
         rest=bind(rest),
         basis=bind(basis(results)),
