@@ -1,6 +1,6 @@
 """Resolves a run once: methods, ground truth, orders, merges, what is left out, and what is wrong with the data."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from ray_backfill.compare.evaluation import FEW_ANSWERS, Evaluation, Named
 from ray_backfill.compare.fitted import FittedMaps, MergeFits, resolve_merges, why_merge_cannot_be_fitted
 from ray_backfill.compare.orders import BackfillOrders, embeddings_of, resolve_orders
 from ray_backfill.compare.tables import LeftOut
-from ray_backfill.core.errors import InputError
+from ray_backfill.core.errors import InputError, why_not_installed
 from ray_backfill.core.outcome import Remark
 from ray_backfill.data.doctor import FIT_NOISE, few_items_per_dimension
 from ray_backfill.data.folder import EmbeddingFolder
@@ -27,6 +27,9 @@ from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.training.fit import train_set
 from ray_backfill.learn.training.settings import FitSettings
 
+# Split and ids -> the bytes of image files.
+Pictures = Callable[[str, NDArray[Any]], list[bytes]]
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -35,7 +38,7 @@ class Comparison:
     named: the settings, and the methods that take part. notes: sentences for the report about what is wrong with the
     data. slices: groups of queries. truth_facts: what ``--truth`` was and which bands the distances fill, for the
     manifest. maps: fitted maps; empty before the fits. halves: two halves of the classes of the train split, each with
-    maps that were fitted on it alone; () where nothing was.
+    maps that were fitted on it alone; () where nothing was. pictures: of items that have no column of images.
     """
 
     folder: EmbeddingFolder
@@ -49,6 +52,7 @@ class Comparison:
     truth_facts: Mapping[str, Any] = field(default_factory=dict)
     maps: FittedMaps = field(default_factory=FittedMaps)
     halves: tuple[tuple[NDArray[Any], FittedMaps], ...] = ()
+    pictures: Pictures | None = None
 
     @property
     def evaluation(self) -> Evaluation:
@@ -204,6 +208,8 @@ def find_left_out(
 
 
 def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distance: str, to_come: Sequence[str]) -> str:
+    if method.is_trained and (lacking := why_not_installed("torch", "ray")):
+        return lacking
     of_gallery = {model for model in method.models if model not in to_come}
     splits = [(folder.gallery, of_gallery)]
     if folder.queries is not None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ray_backfill.compare import charts, selection
 from ray_backfill.compare.analyses import sections
+from ray_backfill.compare.analyses.shown import examples
 from ray_backfill.compare.report import answers
 from ray_backfill.compare.report.terminal import MOST_WARNINGS
 from ray_backfill.compare.report.verdict import basis, conditions, in_two, verdict
@@ -50,6 +51,7 @@ def render(results: ResultsData) -> str:
         basis=bind(basis(results)),
         most_warnings=MOST_WARNINGS,
         questions=_questions(results),
+        examples=examples(results),
         gain_in_words=selection.explained(results),
         oracle_note=selection.ORACLE_NOTE,
         has_bounds=any(r.is_bound for r in results.rows),
