@@ -190,13 +190,13 @@ def _data_of(
     train: "Columns | None" = None,
 ) -> "Iterator[str | Path | EmbeddingFolder]":
     """The folder of embeddings; arrays are written to ``arrays`` in the folder of the run, or to a temporary one."""
-    from ray_backfill.data.words import words_for_arrays
+    from ray_backfill.data.words import ARRAYS
     from ray_backfill.data.write import write_arrays
 
     places = {"queries": "query", "gallery": "gallery"}
     names = {f"{split}/{model}": f"the {model} {of} array" for split, of in places.items() for model in ("old", "new")}
     names |= {f"{split}/label": f"the array of {of} labels" for split, of in places.items()}
-    words = words_for_arrays(names, "the argument train", 'pass distance="l2"')
+    words = {**ARRAYS, **names, "train": "the argument train", "l2": 'pass distance="l2"'}
     given = {name for name, each in {**arrays, "train": train}.items() if each is not None}
     if (given and data is not None) or (data is None and not given >= {"old", "new"}):
         raise InputError("give a folder of embeddings, or old=(queries, gallery) and new=(queries, gallery)")

@@ -69,7 +69,7 @@ def diagnose(path: Path) -> Diagnosis:
         try:
             models = tuple({model for m in all_methods().values() for model in m.models})
             folder = read_folder(path, models, gallery_needs=MODELS[:1])
-            join = words_of(path).join
+            join = words_of(path)["join"]
             findings[:0] = strange = [Finding("error", where, what, join) for where, what in misaligned(folder)]
             if not strange and "new" in folder.gallery.vectors:
                 if has_truth(scans):

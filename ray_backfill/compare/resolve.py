@@ -258,8 +258,9 @@ def _notes(
     if uses_train and folder.sample_path is not None:
         items = sum(len(table) for table in (folder.train, folder.validation) if table is not None)
         share = 100 * items / len(folder.gallery)
+        no_train = words_of(folder.path)["no train"]
         text = (
-            f"{words_of(folder.path).no_train} Maps and merges were fitted on {items:,} of the {len(folder.gallery):,} "
+            f"{no_train} Maps and merges were fitted on {items:,} of the {len(folder.gallery):,} "
             f"gallery items ({share:.2g} %), chosen at random and embedded by both models. They stay in the gallery, "
             "which on one of three data sets made gains of maps 2 to 4 points too high (docs/results/sampled_train.md)."
             " Methods that train networks on them take part only if they are named."

@@ -36,7 +36,7 @@ Cosines = NDArray[np.float32]
 def check_alignment(folder: EmbeddingFolder) -> None:
     """Raise InputError for the first split whose rows do not belong together; see ``misaligned``."""
     for where, what in misaligned(folder):
-        raise InputError(f"{where}: {what}; {words_of(folder.path).join}")
+        raise InputError(f"{where}: {what}; {words_of(folder.path)['join']}")
 
 
 def misaligned(folder: EmbeddingFolder) -> Iterator[tuple[str, str]]:

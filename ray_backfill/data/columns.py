@@ -262,7 +262,7 @@ def read_parts(path: Path, name: str) -> Parts:
     for file in files:
         there = names_in(file)
         if name not in there:
-            more = words_of(file).more_columns
+            more = words_of(file)["more columns"]
             raise InputError(f"{called(file)} has no column {name!r}; it has: {', '.join(there)}{more}")
     return [(file, plain(read_checked(file, [name])[name])) for file in files]
 

@@ -338,7 +338,7 @@ def read_folder(
         for name, vectors in other.vectors.items():
             theirs, mine = vectors.shape[1], gallery.vectors.get(name, vectors).shape[1]
             if mine != theirs:
-                what = words_of(path).column.format(name)
+                what = words_of(path)["column"].format(name)
                 raise InputError(
                     f"{what} has {theirs} dimensions in {called(other.path)} and {mine} in {called(gallery.path)}; "
                     "use embeddings of one model"

@@ -68,7 +68,7 @@ def leakage_notes(folder: EmbeddingFolder, truth: GroundTruth, is_fitted: bool) 
             text = (
                 f"{_some(copies, len(queries), 'queries')} equal to a gallery item of another id, in every embedding. "
                 "A query finds its copy first in any system, so the figures are too high if these are the same items. "
-                f"Remove the copies from the gallery, or {words_of(folder.path).same_id}: it is then left out of "
+                f"Remove the copies from the gallery, or {words_of(folder.path)['same id']}: it is then left out of "
                 "its own results."
             )
             notes.append(Remark.about(text, copies, len(queries)))

@@ -144,7 +144,7 @@ def find_truth(
         other = " other than itself" if len(own) else ""
         raise InputError(
             f"no query of {called(folder.path)} has a right answer in the gallery{other}: there is nothing to measure; "
-            f"compare the labels (or positives) of both {words_of(folder.path).file}s"
+            f"compare the labels (or positives) of {words_of(folder.path)['each']}"
         )
     facts = {"truth": {"name": " ".join(words), "is_retention": kind.is_retention} | dict(made.facts)} if words else {}
     return Truth(truth, facts | ({"filter": filter_column} if filter_column else {}), notes)
@@ -164,7 +164,7 @@ def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
                 words = words_of(table.path)
                 raise InputError(
                     f"{called(table.path, column)}: zero vector in row {zero[0]} ({len(zero)} in all), which has no "
-                    f"cosine distance; {words.drop}, or {words.use_l2}"
+                    f"cosine distance; {words['drop']}, or {words['l2']}"
                 )
 
 
@@ -214,7 +214,7 @@ def from_pairs(
     if not both.any():
         raise InputError(
             f"no line of {where} has a query and an item of {called(folder.path)}: compare its ids with "
-            f"{words_of(folder.path).ids}"
+            f"{words_of(folder.path)['ids']}"
         )
     pairs = pd.DataFrame({"query": query_n[both], "item": item_n[both], "grade": grades[both]})
     pairs = pairs.sort_values("query", kind="stable")

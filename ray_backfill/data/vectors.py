@@ -117,7 +117,7 @@ def strict_vectors(
     """
     vectors, problems = decode(array, dtype=dtype)
     if ((problems != FINE) & (problems != ZERO)).any():
-        raise InputError(f"{called(file, name)}: {_first_problem(array, problems, first_row, words_of(file).drop)}")
+        raise InputError(f"{called(file, name)}: {_first_problem(array, problems, first_row, words_of(file)['drop'])}")
     return vectors
 
 

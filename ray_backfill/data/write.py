@@ -142,14 +142,13 @@ def _table(split: str, columns: Columns, models: Sequence[str], words: Words) ->
     missing = [name for name in models if name not in given]
     if missing:
         raise InputError(f"{split}: no column {missing[0]!r}; it has: {', '.join(given)}")
-    what = {name: words.called(split, name, f"{split}: column {name!r}") for name in given}
+    what = {name: words.get(f"{split}/{name}", f"{split}: column {name!r}") for name in given}
     arrays = {name: _column(what[name], name, values) for name, values in given.items()}
     rows = {name: len(array) for name, array in arrays.items()}
     for name, count in rows.items():
         if count != rows["old"]:
-            raise InputError(
-                f"{what[name]} has {count} rows, {words.called(split, 'old', repr('old'))} has {rows['old']}"
-            )
+            of_old = words.get(f"{split}/old", "'old'")
+            raise InputError(f"{what[name]} has {count} rows, {of_old} has {rows['old']}")
     if not rows["old"]:
         raise InputError(f"{what['old']} has no rows; each split needs at least one")
     return pa.table({"id": np.arange(rows["old"])} | arrays)
@@ -188,7 +187,7 @@ def with_train(folder: EmbeddingFolder, items: EmbeddingTable, place: Path) -> E
     if items.label is not None:
         columns["label"] = pa.array(items.label)
     write_parquet(place / "train.parquet", pa.table(columns))
-    write_words(place, Words({"train": "the sample"}))
+    write_words(place, {"train": "the sample"})
     split = read_train(place, tuple(items.vectors))
     return replace(folder, train=split.train, validation=split.validation, sample_path=place)
 

@@ -174,7 +174,7 @@ def _simulated(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob | 
 def _opened(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob) -> Iterator[tuple[Path, Context]]:
     """The folder of embeddings that a job names or makes, and the context of its run."""
     from ray_backfill.data.cleaning import cleaned
-    from ray_backfill.data.words import FILES, words_for_arrays
+    from ray_backfill.data.words import ARRAYS
     from ray_backfill.data.write import load_array, write_arrays
 
     if isinstance(job, SimulateArraysJob):
@@ -186,7 +186,7 @@ def _opened(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob) -> I
         arrays = {name: (load_array(q), load_array(g)) for name, (q, g) in files.items() if q or g}
         names = {f"queries/{name}": str(file) for name, (file, _) in files.items()}
         names |= {f"gallery/{name}": str(file) for name, (_, file) in files.items()}
-        words = words_for_arrays(names, "the train.parquet of a folder (--data)", FILES.use_l2)
+        words = {**ARRAYS, **names, "train": "the train.parquet of a folder (--data)"}
         with runs.running(job) as context:
             yield write_arrays(context.out / "arrays", arrays, words), context
     elif isinstance(job, SimulateModelsJob):
