@@ -237,7 +237,7 @@ def _html(name: str, text: str, image: str, system: str = "") -> Markup:
     is_ours = re.fullmatch(r"data:image/jpeg;base64,[A-Za-z0-9+/]+=*", image)
     return Markup("{}{}{}{}").format(
         Markup('<img class="thumb" src="{}" alt="">').format(image) if is_ours else "",
-        name or DASH,
+        name or DASH * (not text and not is_ours),
         Markup('<span class="text">{}</span>').format(text) if text else "",
         Markup('<span class="text faint">{}</span>').format(_SYSTEMS[system]) if system in _SYSTEMS else "",
     )
@@ -255,7 +255,9 @@ def examples(results: ResultsData) -> list[Example]:
     told = []
     for kind, change in ((WORST, LOST), (BEST, WON)):
         rows: tuple[ShownQuery, ...] = results.table_of("shown")
-        can_be_seen = (row for row in rows if row.query_text or row.query_image)
+        can_be_seen = (
+            row for row in rows if (row.query_text and row.first_text) or (row.query_image and row.first_image)
+        )
         row = next((row for row in can_be_seen if (row.kind, row.change) == (kind, change)), None)
         if row is not None and row.before and row.first:
             told.append(
@@ -264,9 +266,9 @@ def examples(results: ResultsData) -> list[Example]:
                     f"{percent_sign(row.t, 0)} of the backfill: {row.metric} {percent(row.old)} in the old service, "
                     f"{percent(row.auc)} on average with {results.titles.get(row.method, row.method)}.",
                     (
-                        ("query", _html(row.query, row.query_text, row.query_image)),
-                        ("found first before", _html(row.before, row.before_text, row.before_image)),
-                        ("finds first now", _html(row.first, row.first_text, row.first_image)),
+                        ("query", _html("", row.query_text, row.query_image)),
+                        ("found first before", _html("", row.before_text, row.before_image)),
+                        ("finds first now", _html("", row.first_text, row.first_image)),
                     ),
                 )
             )
