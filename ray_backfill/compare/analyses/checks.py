@@ -128,7 +128,7 @@ def section(results: ResultsData) -> Section | None:
     lines = [
         [
             ("method", Cell(results.titles.get(check.method, check.method))),
-            (f"AUC {check.metric}", share(check.auc)),
+            (f"average {check.metric}", share(check.auc)),
             ("RM naive", share(check.auc_rm_naive)),
             ("difference", share(check.difference)),
             ("95 % interval", limits(check.low, check.high)),

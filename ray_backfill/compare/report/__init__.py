@@ -182,7 +182,7 @@ class Results(ResultsData):
         ]
         of_variant = f" ({self.label(row.variant)})" if self.group(row) else ""
         return make_differences(
-            f"{row.title}{of_variant}: AUC of {row.metric} minus that of others, in per cent", lines
+            f"{row.title}{of_variant}: average {row.metric} minus that of others, in per cent", lines
         )
 
     def crossings(self, method: str = "", *, metric: str = "", order: str = "", merge: str = "") -> pd.DataFrame:

@@ -160,8 +160,8 @@ def _number_line(results: ResultsData, row: Row, is_primary: bool) -> TableLine:
         more = f" ({answers.moment(low)} to {answers.moment(high)})" * (not math.isnan(low) and not low == t == high)
         line.append((head, number(f"{answers.moment(t)}{more}", t if math.isfinite(t) else 2.0)))
     if is_primary:
-        line += [("flips vs old", share(row.negative_flips_vs_old_max))]
-        line += [("flips vs own start", share(row.negative_flips_max))]
+        line += [("lost", share(row.negative_flips_vs_old_max))]
+        line += [("lost vs own start", share(row.negative_flips_max))]
     return line
 
 
