@@ -181,9 +181,10 @@ def _auc(row: Row) -> float:
 
 GAIN_IN_WORDS = (
     "The average is that over the whole backfill. Gain is the share of the finished upgrade's benefit that users get "
-    "on average while the backfill runs: 0 % = the quality of the old service throughout, 100 % = the quality of the new model from the start, both as they are served, without a merge. Above 100 %, or with a head "
-    "rho that is trained with labels, part of it is the method's own training, or its merge, which a finished upgrade "
-    "could have as well."
+    "on average while the backfill runs: 0 % = the quality of the old service throughout, 100 % = the quality of the "
+    "new model from the start, both as they are served, without a merge. Above 100 %, or with a head rho that is "
+    "trained with labels, part of it is the method's own training, or its merge, which a finished upgrade could have "
+    "as well."
 )
 # What stands in place of the gain if the new model's own results were taken as right.
 RETENTION_IN_WORDS = (
