@@ -328,7 +328,8 @@ def forecast(
     sources = [str(new)] if isinstance(new, str | Path) else [str(each) for each in new]
     with _running(out, f"rb.forecast({str(folder)!r}, ...)", {"shards": shards}, overwrite) as context:
         given = local_path(sample or folder / SAMPLE_FILE)
-        return read_forecast(forecast_folder(folder, given, sources, how, fits or FitSettings.of_folder(), context))
+        made = forecast_folder(folder, given, sources, how, fits or FitSettings.of_folder(), context)
+        return replace(read_forecast(made), is_kept=out is not None)
 
 
 def _folder_of(data: "str | Path | EmbeddingFolder") -> Path:

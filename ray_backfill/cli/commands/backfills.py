@@ -13,7 +13,7 @@ from ray_backfill.cli.commands.samples import ForecastModelsJob, forecast_option
 from ray_backfill.cli.models import ComparedModelsJob, embedded, models_options, names_models
 from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.core.errors import InputError
+from ray_backfill.core.errors import InputError, why_not_installed
 from ray_backfill.core.outcome import as_typed
 from ray_backfill.core.progress import say
 from ray_backfill.drill.settings import LiveSettings
@@ -157,6 +157,9 @@ def _simulated(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob | 
         with runs.running(job) as context:
             return evaluate_synthetic(job.gallery, job.evaluation, job.fits, context)
     if isinstance(job, SimulateJob):
+        if lacking := why_not_installed("ray", "torch"):
+            less = "without it, ray-backfill simulate --data DIR compares methods that train nothing"
+            raise InputError(f"a recipe trains two models and {lacking}; {less}")
         from ray_backfill.recipes.run.pipeline import run_recipe
 
         settings = runs.prepared(job).settings
