@@ -170,8 +170,8 @@ def test_pictures_of_a_recipe_are_shown_with_an_example_of_each_kind(tmp_path: P
     source, splits = open_images(settings), {}
     for split in ("gallery", "queries"):
         items = source.items(split)
-        vectors = {model: rng.normal(size=(len(items), 8)) + 0.4 * np.eye(12)[items.labels_N][:, :8]
-                   for model in ("old", "new")}  # fmt: skip
+        old = rng.normal(size=(len(items), 8)) + np.eye(12)[items.labels_N][:, :8]
+        vectors = {"old": old, "new": old + rng.normal(size=old.shape)}
         splits[split] = vectors | {"id": items.ids_N, "label": items.labels_N}
     data = rb.write_folder(tmp_path / "data", **splits)
     how = replace(EVALUATION, orders=("random",))
