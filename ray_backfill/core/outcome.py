@@ -35,7 +35,7 @@ class Remark(str):
         return made
 
     @classmethod
-    def about(cls, text: str, count: int, total: int) -> "Remark":
+    def about(cls, text: str, count: float, total: int) -> "Remark":
         """A remark that matters if it is about more than 1 % of all: fewer move no mean by more than a point."""
         return cls(text, count > HARMLESS * total)
 

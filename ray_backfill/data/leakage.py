@@ -83,7 +83,7 @@ def leakage_notes(folder: EmbeddingFolder, truth: GroundTruth, is_fitted: bool) 
                 "on, so the figures of fitted methods can be too high for items that they have not seen. "
                 f"Use {name} items that are neither in the gallery nor among the queries."
             )
-            notes.append(Remark.about(text, max(seen.values()), len(table)))
+            notes.append(Remark.about(text, max(n / len(others[split]) for split, n in seen.items()), 1))
     return tuple(notes)
 
 

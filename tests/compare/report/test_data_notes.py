@@ -102,7 +102,7 @@ def test_only_what_can_change_the_decision_is_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("copies", "matters"), [(1, False), (3, False), (30, True)])
 def test_a_few_copies_are_good_to_know_and_many_are_a_warning(copies: int, matters: bool, tmp_path: Path) -> None:
-    """Of 300 train items: 1 % of them is the limit."""
+    """In a gallery of 400: the limit is 1 % of what is measured."""
     rng = np.random.default_rng(0)
     gallery, queries, train = (
         {"old": rng.normal(size=(n, 4)), "new": rng.normal(size=(n, 4)), "label": np.arange(n) % 5}
