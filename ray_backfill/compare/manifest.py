@@ -97,8 +97,8 @@ def origin_of(comparison: Comparison, context: Context, recipe: Mapping[str, Any
         "name": "synthetic gallery" if is_synthetic else data_set or path.name,
         "recipe": context.recipe,
         "is_synthetic": is_synthetic,
-        "notes": [str(remark) for remark in remarks if remark.matters],
-        "remarks": [str(remark) for remark in remarks if not remark.matters],
+        "notes": [str(remark) for remark in remarks if getattr(remark, "matters", True)],  # a truth's may be text
+        "remarks": [str(remark) for remark in remarks if not getattr(remark, "matters", True)],
         "broken_images": stage.get("broken_images", 0),
         "path": str(path),
     }

@@ -208,7 +208,7 @@ def find_left_out(
 
 
 def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distance: str, to_come: Sequence[str]) -> str:
-    if method.is_trained and (lacking := why_not_installed("torch", "ray")):
+    if method.is_trained and (lacking := why_not_installed("torch")):
         return lacking
     of_gallery = {model for model in method.models if model not in to_come}
     splits = [(folder.gallery, of_gallery)]

@@ -5,6 +5,7 @@ import errno
 import math
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,12 @@ def input_error_in(error: BaseException) -> InputError | None:
 
 def why_not_installed(*libraries: str) -> str:
     """What a use of these libraries of the extra "cpu" lacks, and how to install it; "" if all are there."""
-    return next((f"needs {_to_install(name)}" for name in libraries if find_spec(name) is None), "")
+    for name in libraries:
+        with suppress(ModuleNotFoundError):  # of a finder that hides it
+            if find_spec(name) is not None:
+                continue
+        return f"needs {_to_install(name)}"
+    return ""
 
 
 def _to_install(library: str) -> str:

@@ -26,7 +26,6 @@ class Decision(Enum):
 class Remark(str):
     """A sentence about a run's data. matters: it can change the decision; any other is good to know."""
 
-    __slots__ = ("matters",)
     matters: bool
 
     def __new__(cls, text: str, matters: bool = True) -> "Remark":

@@ -106,9 +106,7 @@ def load_array(path: Path | None) -> NDArray[Any] | None:
     return array
 
 
-def write_arrays(
-    path: Path, arrays: Mapping[str, Arrays | None], words: Words, train: Columns | None = None
-) -> Path:  # fmt: skip
+def write_arrays(path: Path, arrays: Mapping[str, Arrays | None], words: Words, train: Columns | None = None) -> Path:
     """Write arrays of queries and gallery as a folder of embeddings.
 
     Args:
