@@ -61,10 +61,10 @@ def data_notes(data: Mapping[str, Any], file: Callable[[str], str] = str) -> tup
     if skipped := data.get("queries_skipped"):
         lists = f"{file('skipped_queries.parquet')} lists them"
         text = f"Queries without a right answer in the gallery, left out: {skipped:,}; {lists}."
-        notes.append(Remark.about(text, skipped, data["queries"]))
+        notes.append(Remark.about(text, skipped, data.get("queries", 0)))
     if broken := data.get("broken_images"):
         text = f"Images that could not be read, left out: {broken:,}; broken.parquet beside the embeddings lists them."
-        notes.append(Remark.about(text, broken, data["gallery_items"]))
+        notes.append(Remark.about(text, broken, data.get("gallery_items", 0)))
     if column := data.get("queries_weighted_by"):
         by = "each query's clicks" if column == "clicks" else f"column {column}"
         notes.append(Remark(f"Every mean over queries is weighted by {by}.", matters=False))

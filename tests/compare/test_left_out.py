@@ -1,5 +1,6 @@
 """What a folder of embeddings lacks is left out, with the reason, and the rest runs."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from ray_backfill.compare.report import print_table
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.compare.tables import Manifest
-from ray_backfill.core import errors
 from ray_backfill.core.stages import read_json
 from ray_backfill.data.write import vector_column
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
@@ -108,9 +108,8 @@ def test_what_needs_a_library_that_is_missing_is_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In an environment with what the wheel alone needs."""
-    there = errors.find_spec
     gone = ("torch", "ray", "faiss")
-    monkeypatch.setattr(errors, "find_spec", lambda name: None if name in gone else there(name))
+    monkeypatch.setattr("ray_backfill.core.errors.find_spec", lambda name: None if name in gone else find_spec(name))
     label = np.arange(600) % 20
     items = [
         {"old": c[:, :8] + rng.normal(size=(n, 8)), "new": c + 0.5 * rng.normal(size=(n, 16)), "label": label[:n]}
