@@ -83,7 +83,9 @@ def _remarks(results: ResultsData) -> Iterator[Remark]:
         comma = "; " if any("," in title for title in shown) else ", "
         more = f" and {len(unlearned) - FEW} more" if len(shown) < len(unlearned) else ""
         text = f"Did not learn here: {comma.join(shown)}{more}. On validation items, which no fit saw, worse than rank "
-        yield Remark(f"{text}merge without training (rm_naive), so never recommended.", matters=False)
+        best, rows = results.best(), [row for row in results.table(results.primary) if row.method in results.unlearned]
+        would_lead = best is None or any(row.auc > best.auc for row in rows)
+        yield Remark(f"{text}merge without training (rm_naive), so never recommended.", would_lead)
     yield from data_notes(results.manifest.data, results.file)
 
 
