@@ -36,6 +36,10 @@ ARRAYS: Words = {
     "more columns": "; rb.write_folder writes a folder with further columns",
 }
 OF_MODELS: Words = {
+    "gallery/old": "the old model's vectors of the gallery",
+    "gallery/new": "the new model's vectors of the gallery",
+    "queries/old": "the old model's vectors of the queries",
+    "queries/new": "the new model's vectors of the queries",
     "train": "items for maps (--train)",
     "no train": "No items for maps were given or drawn.",
     "drop": "leave these items out",

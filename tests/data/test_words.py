@@ -114,6 +114,7 @@ def test_a_folder_keeps_its_words(tmp_path: Path) -> None:
     assert (called(file), called(file, in_short=True)) == (str(file), "gallery.parquet")
     write_words(tmp_path, OF_MODELS)
     assert called(tmp_path / "train.parquet") == "items for maps (--train)"
+    assert called(tmp_path / "queries.parquet", "new") == "the new model's vectors of the queries"
     assert words_of(tmp_path / "gallery.parquet" / "part-000000.parquet")["drop"] == "leave these items out"
 
 
