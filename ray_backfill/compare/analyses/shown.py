@@ -310,8 +310,7 @@ def told(results: ResultsData) -> tuple[str, ...]:
     if not rows or best is None or (best.method, *best.variant) != rows[0].key or not (said := counted(results)):
         return ()
     worst = [
-        f"{shorten(' '.join((row.query_text or row.query).split()), 40)} "
-        f"({percent(row.old)} \u2192 {percent(row.auc)} on average)"
+        f"{shorten(' '.join(row.query.split()), 40)} ({percent(row.old)} \u2192 {percent(row.auc)} on average)"
         for row in rows
         if row.kind == WORST
     ]
