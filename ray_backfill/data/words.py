@@ -13,6 +13,7 @@ from ray_backfill.core.stages import read_json, write_json
 Words = Mapping[str, str]
 FILES: Words = {
     "column": "column {!r}",
+    "this": "this folder",
     "each": "both files",
     "ids": "the column 'id' of queries and gallery",
     "no train": "The folder has no train split.",
@@ -27,6 +28,7 @@ ARRAYS: Words = {
     "queries": "the query data",
     "gallery": "the gallery data",
     "column": "{}",
+    "this": "these arrays",
     "each": "both arrays",
     "ids": "the row numbers of both arrays",
     "no train": "No train items were given.",
