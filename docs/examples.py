@@ -98,11 +98,12 @@ def beir(folder: Path) -> Iterator[Filled]:
 
 @contextmanager
 def photographs(folder: Path) -> Iterator[Filled]:
-    """A coarse pattern for each class, in another light each time, with noise."""
+    """A coarse pattern for each class, in another place and light each time, with noise."""
     rng = np.random.default_rng(0)
     patterns = rng.integers(60, 190, (CATEGORIES, 6, 6, 3))
     for number in range(25 * CATEGORIES):
-        pixels = patterns[number % CATEGORIES].repeat(5, 0).repeat(5, 1) * rng.uniform(0.7, 1.3)
+        moved = np.roll(patterns[number % CATEGORIES], rng.integers(-1, 2, 2), (0, 1))
+        pixels = moved.repeat(5, 0).repeat(5, 1) * rng.uniform(0.7, 1.3)
         image = Image.fromarray(np.clip(pixels + rng.normal(0, 40, pixels.shape), 0, 255).astype(np.uint8))
         path = folder / "photographs" / f"class-{number % CATEGORIES}" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,17 +134,25 @@ def fill_in(example: str, places: Mapping[str, str]) -> str:
     return example
 
 
-def run(name: str, folder: Path, **places: str) -> str:
-    """What an example prints; its run is FOLDER/runs/NAME. places: further values at places marked CHANGE."""
-    (path,) = (ROOT / "examples").glob(f"{name}.*")
+@contextmanager
+def prepared(name: str, folder: Path, **places: str) -> Iterator[tuple[Path, Mapping[str, str]]]:
+    """A copy of an example in the folder, and the environment to run it in there while its data are there.
+
+    places: further values at places marked CHANGE. Its run will be FOLDER/runs/NAME.
+    """
+    (example,) = (ROOT / "examples").glob(f"{name}.*")
     folder.mkdir(parents=True, exist_ok=True)
     with EXAMPLES[name](folder) as filled:
-        (copy := folder / path.name).write_text(fill_in(path.read_text(), {**filled.places, **places}))
-        here = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-        command = [sys.executable if path.suffix == ".py" else "bash", copy.name]
-        ended = subprocess.run(
-            command, cwd=folder, env={**os.environ, **here, **filled.environment}, capture_output=True, text=True
-        )
+        (copy := folder / example.name).write_text(fill_in(example.read_text(), {**filled.places, **places}))
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        yield copy, {"PATH": path, "PYTHONPATH": str(ROOT), **filled.environment}
+
+
+def run(name: str, folder: Path, **places: str) -> str:
+    """What an example prints, in a process of its own."""
+    with prepared(name, folder, **places) as (copy, environment):
+        command = [sys.executable if copy.suffix == ".py" else "bash", copy.name]
+        ended = subprocess.run(command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout + ended.stderr
 

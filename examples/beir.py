@@ -16,5 +16,4 @@ if __name__ == "__main__":
     methods = ["offline", "rm_naive", "procrustes_gallery", "ridge_gallery", "cascade@100"]  # train nothing
     results = rb.simulate(folder, out="runs/beir", methods=methods, metrics=["nDCG@10", "recall@100"])
     results.show()
-    print(results.compare())  # how sure the order of the methods is
     print("report: runs/beir/results/report.html")
