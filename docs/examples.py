@@ -9,6 +9,7 @@ In a copy of each example it fills in the places marked CHANGE, as a user does, 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -168,5 +169,6 @@ def draw(run: Path, to: Path) -> None:
 
 if __name__ == "__main__":
     for each in sys.argv[1:] or EXAMPLES:
-        print(run(each, ROOT / "runs" / "examples" / each))
-        draw(ROOT / "runs" / "examples" / each / "runs" / each, ROOT / "docs" / "img" / f"example-{each}.png")
+        shutil.rmtree(folder := ROOT / "runs" / "examples" / each, ignore_errors=True)
+        print(run(each, folder))
+        draw(folder / "runs" / each, ROOT / "docs" / "img" / f"example-{each}.png")

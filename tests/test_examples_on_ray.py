@@ -1,4 +1,4 @@
-"""The examples that embed, and the gate of pull requests with two models. They share one Ray."""
+"""The examples that embed, and the gate of pull requests with two models."""
 
 import runpy
 from pathlib import Path
@@ -30,9 +30,8 @@ def test_scripts(
     check_said(name, tmp_path, capsys.readouterr().out)
 
 
-@pytest.mark.usefixtures("shared_ray")
 def test_an_endpoint_and_its_price(tmp_path: Path) -> None:
-    """1,500 texts of ten words; the service counts words."""
+    """1,500 texts of ten words; the service counts words. Actors have the environment of their Ray: it has its own."""
     said = run("endpoint", tmp_path, OLD="'openai:small#price=1000'", NEW="'openai:large#price=2000'")
     check_said("endpoint", tmp_path, said)
     assert "openai:large#price=2000.0 will read 1,500 texts, about 25,875 tokens, about $51.75 at" in said
