@@ -53,8 +53,7 @@ def test_arrays(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_pgvector(tmp_path: Path) -> None:
-    results = check_said("pgvector", tmp_path, run("pgvector", tmp_path))
-    assert results.manifest.data["queries"] == 400
+    assert check_said("pgvector", tmp_path, run("pgvector", tmp_path)).manifest.data["queries"] == 400
 
 
 @pytest.mark.full

@@ -53,8 +53,7 @@ class Words(Endpoint):
     """Counts hashed words: in 16 numbers if the model is a small one, otherwise in 32."""
 
     def vector(self, model: str, text: str) -> list[float]:
-        [found] = (_models.old if "small" in model else _models.wide)([text])
-        return found.tolist()
+        return (_models.old if "small" in model else _models.wide)([text])[0].tolist()
 
 
 @contextmanager
