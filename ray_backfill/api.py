@@ -150,7 +150,7 @@ def embed(
             function that turns a list of texts, or of PIL images, into an array.
         new: The model that will replace it. If either is a function, this process embeds everything, without Ray.
         out: Folder of the run. The same call continues a run that was stopped.
-        texts: A table of texts (CSV, JSON lines, Parquet, a database) or a folder as BEIR has it; or instead
+        texts: A table of texts (a file, a database), a folder as BEIR or MTEB has it, or "ir_datasets:NAME"; or instead
         images: a folder, whose subfolders are classes, a table of paths, or tar shards.
         queries: Queries of the same kind. Without them, a part of the items is drawn.
         train: Items on which maps are fitted; drawn if queries are drawn.

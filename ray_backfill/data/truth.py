@@ -1,7 +1,6 @@
 """Right answers: ways to know them, by the words of ``--truth``, and what a comparison makes of them."""
 
 import re
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,17 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_backfill.core.errors import InputError, local_path, regular_file, unknown_name
+from ray_backfill.core.errors import InputError, local_path, unknown_name
 from ray_backfill.core.plugins import rows_from_outside
 from ray_backfill.data.columns import as_ids, as_weights, is_text, kind_of, plain, some, unknown
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.judging import DrawnPairs, draw, first_found, read_sheet, write_sheet
 from ray_backfill.data.leakage import own_items
+from ray_backfill.data.qrels import read_qrels
 from ray_backfill.data.sources import open_source
-from ray_backfill.data.text import lines_of
 from ray_backfill.engine.systems import Filter, GroundTruth, IntArray
-
-_QRELS = ["query", "iteration", "item", "grade"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,20 +316,15 @@ def _from_positives(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
 
 
 def _qrels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
-    """Judgements: query, iteration, item and grade in each line. A grade above 0 is a right answer."""
+    """Judgements in the forms of ``data.qrels``. A grade above 0 is a right answer."""
     path = local_path(request.argument)
-    lines = _read_qrels(path)
-    grades = pd.to_numeric(lines["grade"], errors="coerce")
-    if not np.isfinite(grades).all():
-        wrong = int((~np.isfinite(grades)).argmax())
-        found = lines["grade"].iloc[wrong]
-        raise InputError(f"{path}, line {lines.index[wrong]}: the grade must be a finite number, not {found!r}")
-    different = lines.assign(grade=grades).drop_duplicates()
+    lines = read_qrels(path)
+    different = lines.drop_duplicates()
     if (twice := different.duplicated(["query", "item"])).any():
         query, item, _ = different[twice].iloc[0]
         raise InputError(
-            f"{path}, line {different.index[twice][0]}: another grade of item {item} for query {query} than in an "
-            "earlier line; keep one"
+            f"{path}, {different.index.name} {different.index[twice][0]}: another grade of item {item} for query "
+            f"{query} than in an earlier {different.index.name}; keep one"
         )
     right = different[different["grade"] > 0]
     if not len(right):
@@ -342,29 +334,6 @@ def _qrels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
         notes = (*notes, f"Lines of {path} that repeat an earlier one: {repeated:,}. Each judgement counts once.")
     facts = {"path": str(path), "judgements": len(different), "right_answers": len(right)}
     return Truth(ground, facts, notes)
-
-
-def _read_qrels(path: Path) -> pd.DataFrame:
-    """Query, item and grade of each line, as text. The index has the numbers of the lines, from 1."""
-    why = ""
-    try:
-        with regular_file(path).open("rb") as opened:
-            deque(lines_of(opened, str(path)), maxlen=0)
-        # An id may be "null" or "NA".
-        plain: Any = {"header": None, "dtype": str, "quoting": 3, "keep_default_na": False}
-        lines = pd.read_csv(path, sep=r"\s+", skip_blank_lines=False, **plain).fillna("")
-        lines = lines[(lines != "").any(axis=1)]
-    except InputError:
-        raise
-    except pd.errors.EmptyDataError as error:
-        raise InputError(f"{path} is empty") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        lines, why = pd.DataFrame(), f": {' '.join(str(error).split())}"
-    if lines.shape[1] != len(_QRELS) or (lines == "").to_numpy().any():
-        raise InputError(f"{path} must have four words in each line (query, iteration, item, grade){why}")
-    return lines.set_axis(_QRELS, axis=1).set_axis(lines.index + 1).drop(columns="iteration")
 
 
 def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
@@ -457,7 +426,7 @@ TRUTHS = (
         "Items with the query's value in this column are right: chunks of one document, crops of one image.",
         _known_item,
     ),
-    TruthKind("qrels", "FILE", "Judgements in TREC's format, with grades.", _qrels),
+    TruthKind("qrels", "FILE", "Judgements with grades: TREC's or BEIR's format, JSON lines or Parquet.", _qrels),
     TruthKind(
         "judged",
         "FILE",
