@@ -42,6 +42,7 @@ GROUPS = {
     "their own": (
         *("tests/jobs", "tests/power", "tests/encode/test_stage.py", "tests/forecast/test_forecasting.py"),
         *("tests/core/test_secrets.py", "tests/reproduction/test_experiment.py", "tests/test_readme.py"),
+        "tests/test_examples_on_ray.py",
     ),
 }
 _ray = ExitStack()

@@ -8,7 +8,7 @@ from time import time
 from typing import Any
 
 import pyarrow.parquet as pq
-import ray
+import ray.data  # sets levels of logs, so it is imported before a session sets them
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import task

@@ -20,6 +20,10 @@ def old(texts: list[str]) -> Any:
     return np.stack([_vector(text, 16) for text in texts])
 
 
+def wide(texts: list[str]) -> Any:
+    return np.stack([_vector(text, 32) for text in texts])
+
+
 class New:
     """Asks which side a text is on."""
 
@@ -27,7 +31,7 @@ class New:
 
     def __call__(self, texts: list[str], side: str) -> Any:
         assert side in ("query", "document")
-        return np.stack([_vector(text, 32) for text in texts]) + np.float32(side == "query")
+        return wide(texts) + np.float32(side == "query")
 
 
 def pixels(images: list[Any]) -> Any:

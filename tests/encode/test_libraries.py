@@ -1,15 +1,13 @@
 """Each kind of model against its library's own result, with models that are built here."""
 
-import http.server
 import importlib
 import json
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +28,7 @@ from ray_backfill.encode.models import openai
 from ray_backfill.encode.part import EncodeRequest
 from ray_backfill.encode.stage import embed_items
 from ray_backfill.workers.settings import EmbedActors
+from tests.encode.endpoint import Endpoint, serving
 
 TEXTS = ["a cat", "the black cat sat on the mat", "dogs", "a", "mat sat"]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "the", "black", "cat", "sat", "on", "mat", "dogs", "find", ":"]
@@ -236,53 +235,14 @@ def test_onnx_runtime_pools_the_vectors_of_tokens(bert: Path, tmp_path: Path) ->
         load(f"onnx:{tmp_path / 'm.onnx'}")
 
 
-class Endpoint(http.server.BaseHTTPRequestHandler):
-    """Answers as told, one entry of ``plan`` a request; then with vectors."""
-
-    plan: ClassVar[list[Any]] = []
-    asked: ClassVar[list[Any]] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append((self.path, self.headers.get("Authorization"), body))
-        step = self.plan.pop(0) if self.plan else 200
-        data = [
-            {"index": i, "embedding": [float(len(text)), 1.0][: body.get("dimensions", 2)]}
-            for i, text in enumerate(body["input"])
-        ]
-        usage = {"total_tokens": sum(len(text.split()) for text in body["input"])}
-        if isinstance(step, tuple):
-            return self.answer(step[0], json.dumps(step[1]))
-        answer = json.dumps(
-            {"data": data[::-1], "usage": usage} if step in (200, "half") else {"error": {"message": "no"}}
-        )
-        if step == "long":
-            answer = json.dumps({"error": {"message": "maximum context length is 8192 tokens"}})
-        status = 400 if step == "long" else step if isinstance(step, int) else 200
-        self.answer(status, answer, len(answer) // (2 if step == "half" else 1))
-
-    def answer(self, status: int, text: str, sent: int | None = None) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        if status == 429:
-            self.send_header("Retry-After", "0.01")
-        self.end_headers()
-        self.wfile.write(text[:sent].encode())
-
-    def log_message(self, format: str, *arguments: Any) -> None: ...
-
-
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Endpoint]]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-not-to-be-shown")
     monkeypatch.setattr(openai, "_FIRST_WAIT_S", 0.001)
     Endpoint.plan, Endpoint.asked = [], []
-    yield Endpoint
-    server.shutdown()
-    server.server_close()
+    with serving(Endpoint) as url:
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        yield Endpoint
 
 
 def test_an_endpoint_of_openais_protocol_is_asked_again_while_it_is_busy(endpoint: type[Endpoint]) -> None:

@@ -130,6 +130,20 @@ def in_qdrant(of: Items, folder: Path) -> Stored:
     return Stored([f"qdrant:{folder}/qdrant#items"], ["--old", "v1", "--new", "v2"])
 
 
+def in_collections(of: Items, folder: Path) -> None:
+    """Two collections of vectors without a name, in the folders ``old`` and ``new``: a folder is open only once."""
+    qdrant = pytest.importorskip("qdrant_client")
+    models = qdrant.models
+    for name, vectors, collection in (("old", of.old, "items"), ("new", of.new, "items_v2")):
+        client = qdrant.QdrantClient(path=str(folder / name))
+        size = models.VectorParams(size=vectors.shape[1], distance=models.Distance.COSINE)
+        client.create_collection(collection, vectors_config=size)
+        rows = zip(of.id.tolist(), vectors.tolist(), of.label.tolist(), strict=True)
+        points = [models.PointStruct(id=i, vector=v, payload={"category": c}) for i, v, c in rows]
+        client.upsert(collection, points)
+        client.close()
+
+
 def in_milvus(of: Items, folder: Path) -> Stored:
     """Milvus Lite, a file."""
     pymilvus = pytest.importorskip("pymilvus")
@@ -173,6 +187,22 @@ def in_postgres(of: Items, address: str) -> Stored:
             for i, o, n, c in zip(of.id.tolist(), of.old.tolist(), of.new.tolist(), of.label.tolist(), strict=True):
                 copy.write_row((i, str(o), n, c))
     return Stored([f"{address}#items"], ["--old", "v1", "--new", "v2"])
+
+
+def in_shop(items: Items, searches: Items, clicks: list[tuple[int, int, int]], address: str) -> None:
+    """Tables of items, of searches, and of clicks: (search, item, how many)."""
+    import psycopg
+
+    with psycopg.connect(address) as connection:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        connection.execute("CREATE TABLE clicks (search bigint, item bigint, clicks int)")
+        connection.cursor().executemany("INSERT INTO clicks VALUES (%s, %s, %s)", clicks)
+        for name, of in (("items", items), ("searches", searches)):
+            sizes = f"embedding vector({of.old.shape[1]}), embedding_v2 vector({of.new.shape[1]})"
+            connection.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, {sizes})")
+            with connection.cursor().copy(f"COPY {name} FROM STDIN") as copy:
+                for row in zip(of.id.tolist(), of.old.tolist(), of.new.tolist(), strict=True):
+                    copy.write_row((row[0], str(row[1]), str(row[2])))
 
 
 IN_FILES: dict[str, Callable[[Items, Path], Stored]] = {
