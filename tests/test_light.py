@@ -11,8 +11,8 @@ import pytest
 import ray_backfill as rb
 
 ROOT = Path(__file__).parents[1]
-# What only the extras cpu and gpu install.
-EXTRAS = ("torch", "ray", "faiss", "transformers", "pooch", "psutil")
+# What only extras install.
+EXTRAS = ("torch", "ray", "faiss", "transformers", "pooch", "psutil", "matplotlib")
 # As if these were not installed: neither importable nor known to importlib.metadata.
 ABSENT = f"""
 import importlib.metadata, sys
@@ -77,7 +77,13 @@ def test_every_formula_method_is_simulated_and_reported(environment: dict[str, s
     assert "ridge, gallery" in said
     results = rb.read_results(out)
     assert {"ridge_gallery", "procrustes_gallery", "rm_naive"} <= set(results.methods)
-    assert (out / "results" / "report.html").stat().st_size > 10_000
+    page = (out / "results" / "report.html").read_text()
+    assert "python -m pip install &#39;matplotlib" in page
+    assert "<svg" not in page
+    assert not (out / "results" / "curves.png").exists()
+    run(dict(os.environ) | {"PYTHONPATH": str(ROOT)}, "report", out)  # with matplotlib
+    assert "<svg" in (out / "results" / "report.html").read_text()
+    assert (out / "results" / "curves.png").exists()
     assert "torch" not in results.manifest.versions
 
 

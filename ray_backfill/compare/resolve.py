@@ -130,6 +130,9 @@ def resolve(
         raise InputError(f"{left_out[0].words}: {left_out[0].reason}")
     gone = {(missing.kind, missing.name) for missing in left_out}
     named = replace(named, methods=tuple(method for method in wanted if ("method", method.name) not in gone))
+    lacking = why_not_installed("torch")
+    if lacking and all(method.is_reference for method in named.methods) and lacking in (of.reason for of in left_out):
+        raise InputError(f"no method is left to compare: a method that is trained {lacking}")
     merges = [kind for kind in named.merges if ("merge", kind.name) not in gone]
     if not merges:
         why = "; ".join(f"{missing.name} {missing.reason}" for missing in left_out if missing.kind == "merge")

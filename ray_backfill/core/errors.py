@@ -52,7 +52,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
 
 
 # What the extra "cpu" or "gpu" installs, because results, forecasts and formulas do without.
-LIBRARIES_OF_EXTRAS = ("torch", "transformers", "ray", "faiss")
+EXTRA_OF = {"torch": "cpu", "transformers": "cpu", "ray": "cpu", "faiss": "cpu", "matplotlib": "pictures"}
 
 
 def local_path(given: str | Path) -> Path:
@@ -118,7 +118,7 @@ def input_error_in(error: BaseException) -> InputError | None:
             return input_error
     if isinstance(error, InputError):
         return error
-    if isinstance(error, ModuleNotFoundError) and (name := (error.name or "").split(".")[0]) in LIBRARIES_OF_EXTRAS:
+    if isinstance(error, ModuleNotFoundError) and (name := (error.name or "").split(".")[0]) in EXTRA_OF:
         return InputError(f"this needs {_to_install(name)}")
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         return InputError(f"{error.object[:200]!r} is not UTF-8; rename it")
@@ -131,7 +131,7 @@ def input_error_in(error: BaseException) -> InputError | None:
 
 
 def why_not_installed(*libraries: str) -> str:
-    """What a use of these libraries of the extra "cpu" lacks, and how to install it; "" if all are there."""
+    """What a use of these libraries of extras lacks, and how to install it; "" if all are there."""
     for name in libraries:
         with suppress(ModuleNotFoundError):  # of a finder that hides it
             if find_spec(name) is not None:
@@ -141,7 +141,7 @@ def why_not_installed(*libraries: str) -> str:
 
 
 def _to_install(library: str) -> str:
-    packages = " ".join(f"'{requirement}'" for requirement in _requirements("cpu"))
+    packages = " ".join(f"'{requirement}'" for requirement in _requirements(EXTRA_OF[library]))
     return f"{library}, which is not installed; type: python -m pip install {packages}"
 
 

@@ -159,11 +159,16 @@ def read_forecast(folder: Path) -> ForecastResults:
 
 def write_forecast_report(folder: Path) -> None:
     """Write ``curves.png`` and ``report.html`` from the tables of a forecast. Raises InputError if one is missing."""
-    from ray_backfill.page.drawing import panels_figure, to_png
     from ray_backfill.page.parts import write_pages
 
     forecast = read_forecast(folder)
-    write_pages(folder, lambda: to_png(panels_figure(charts_of(forecast))), lambda: render(forecast))
+
+    def curves_png() -> bytes:
+        from ray_backfill.page.drawing import panels_figure, to_png
+
+        return to_png(panels_figure(charts_of(forecast)))
+
+    write_pages(folder, curves_png, lambda: render(forecast))
 
 
 def print_forecast(folder: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ray_backfill.core.errors import why_not_installed
 from ray_backfill.core.stages import write_whole
 from ray_backfill.page.charts import Chart, DrawnCurve, places_of, values_at
-from ray_backfill.page.drawing import box_of, chart_svg, swatch_svg
 from ray_backfill.page.heading import without_folders
 from ray_backfill.page.numbers import percent, percent_sign, tick
 
@@ -57,14 +57,24 @@ class PageChart(NamedTuple):
 
 
 def write_pages(folder: Path, curves_png: Callable[[], bytes], page: Callable[[], str]) -> None:
-    """Make ``curves.png`` and ``report.html`` and write them atomically; older files are replaced."""
+    """Make ``curves.png`` and ``report.html`` and write them atomically; older files are replaced.
+
+    Without matplotlib there is no ``curves.png``, and the page says how to have curves drawn.
+    """
     try:
-        drawn, text = curves_png(), page()
+        drawn, text = curves_png() if not undrawn() else None, page()
     except Exception as error:
         error.add_note(f"The results in {folder} are complete; ray-backfill report makes their page again.")
         raise
-    write_whole(folder / "curves.png", lambda temporary: temporary.write_bytes(drawn))
+    if drawn is not None:
+        write_whole(folder / "curves.png", lambda temporary: temporary.write_bytes(drawn))
     write_whole(folder / "report.html", lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def undrawn() -> str:
+    """Why no curve is drawn, and the remedy; "" if they are."""
+    lacking = why_not_installed("matplotlib")
+    return f"A picture {lacking}, then: ray-backfill report RUN" if lacking else ""
 
 
 def page_environment(templates: Path) -> Environment:
@@ -79,12 +89,16 @@ def page_environment(templates: Path) -> Environment:
     script = "\n" + (FOLDER / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     # The policy allows this one script by its hash, so text from users can never become a script.
-    environment.globals.update(script=Markup(script), script_hash=f"sha256-{digest}")
+    environment.globals.update(script=Markup(script), script_hash=f"sha256-{digest}", undrawn=undrawn())
     return environment
 
 
 def page_charts(charts: Sequence[Chart], name: str) -> list[PageChart]:
-    """Charts drawn for a page. name: unique in the page."""
+    """Charts drawn for a page; none without matplotlib. name: unique in the page."""
+    if undrawn():
+        return []
+    from ray_backfill.page.drawing import box_of, chart_svg, swatch_svg
+
     drawn = []
     for index, chart in enumerate(charts):
         places = places_of(chart)

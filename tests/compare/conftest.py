@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_backfill.page import parts
+from ray_backfill.page import drawing
 from tests.compare.folder import write_split
 
 
@@ -19,4 +19,4 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charts are drawn only for tests that look at them: drawing takes most of the time of a page."""
-    monkeypatch.setattr(parts, "chart_svg", lambda chart, name, label: f'<svg aria-label="{name}"></svg>')
+    monkeypatch.setattr(drawing, "chart_svg", lambda chart, name, label: f'<svg aria-label="{name}"></svg>')

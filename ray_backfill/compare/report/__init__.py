@@ -309,19 +309,25 @@ def results_of(tables: Mapping[str, pd.DataFrame], manifest: Manifest) -> Result
 
 
 def write_report(folder: Path) -> None:
-    """Write ``curves.png`` and a self-contained ``report.html`` next to the tables in ``folder``.
+    """Write a self-contained ``report.html``, and with matplotlib ``curves.png``, next to the tables in ``folder``.
 
     Each file is written atomically and replaces an older one.
 
     Raises:
         InputError: the folder, a file or a column is missing.
     """
-    from ray_backfill.compare.report import figures, html
-    from ray_backfill.page.drawing import to_png
+    from ray_backfill.compare.report import html
     from ray_backfill.page.parts import write_pages
 
     results = read_data(folder)
-    write_pages(folder, lambda: to_png(figures.curves_figure(results)), lambda: html.render(results))
+
+    def curves_png() -> bytes:
+        from ray_backfill.compare.report.figures import curves_figure
+        from ray_backfill.page.drawing import to_png
+
+        return to_png(curves_figure(results))
+
+    write_pages(folder, curves_png, lambda: html.render(results))
 
 
 def print_first_table(results: ResultsData, to_come: list[str]) -> None:
