@@ -50,12 +50,11 @@ def write_lists(results: Path, file: Path, method: str, order: str, merge: str, 
     if share > 1:
         raise InputError(f"--at is the share of the gallery that is backfilled, such as 50% or 0.5, not {at!r}")
     found = read_data(results)
-    curves = dict.fromkeys((row.method, row.variant) for row in found.rows)
-    fit = (of for of in curves if method == of[0] and order in ("", of[1].order) and merge in ("", of[1].merge))
-    if (curve := next(fit, None)) is None:
-        known = (f"--method {name} --order {of.order} --merge {of.merge}" for name, of in curves)
-        raise unknown_name("curve", f"--method {method} --order {order} --merge {merge}", known)
-    comparison = _reopened(found, results, curve[1])
+    known = {f"{row.method} {row.order} {row.merge}": row for row in found.rows}
+    fit = (row for row in known.values() if row.method == method and {order, merge} <= {"", row.order, row.merge})
+    if (row := next(fit, None)) is None:
+        raise unknown_name("method, order and merge", " ".join(filter(None, (method, order, merge))), known)
+    comparison = _reopened(found, results, row.variant)
     truth, gallery = comparison.truth, comparison.folder.gallery
     query_ids, item_ids = (of.id.astype(str).astype(object) for of in (comparison.folder.queries or gallery, gallery))
     grades = np.ones(len(truth.positives)) if truth.grades is None else truth.grades
@@ -66,15 +65,17 @@ def write_lists(results: Path, file: Path, method: str, order: str, merge: str, 
     values: list[NDArray[np.float64]] = []
 
     def lines() -> Iterator[str]:
-        tag = "/".join((method, *curve[1], f"{float(share):g}"))
+        tag = "/".join((method, *row.variant, f"{float(share):g}"))
         ends = [f"{place + 1} {k - place} {tag}\n" for place in range(k)]
         for queries, item in _lists(comparison, method, int(share * len(gallery)), k):
             values.append(measure_lists(item, truth, queries, metrics)[0][:, 0])
-            for query, row in zip(query_ids[queries], item, strict=True):
-                yield from (f"{query} Q0 {i} {end}" for i, end in zip(item_ids[row[row >= 0]], ends, strict=False))
+            for query, listed in zip(query_ids[queries], item, strict=True):
+                yield from (
+                    f"{query} Q0 {i} {end}" for i, end in zip(item_ids[listed[listed >= 0]], ends, strict=False)
+                )
         weights = None if truth.weights is None else stats.relative_weights(np.delete(truth.weights, truth.skipped))
         for metric, value in zip(metrics, stats.mean(np.concatenate(values), weights), strict=True):
-            there = found.moments[*curve, metric].value
+            there = found.moments[method, row.variant, metric].value
             place = share * (len(there) - 1)
             if place.denominator == found.evaluation["permutations"] == 1 and abs(value - there[int(place)]) > 1e-9:
                 raise InputError(f"the lists have {metric} {value:.6f}, the tables {there[int(place)]:.6f}: {AGAIN}")
@@ -123,5 +124,5 @@ def _lists(comparison: Comparison, name: str, backfilled: int, k: int) -> Iterat
     pair, truth, distance = comparison.pair(method), comparison.truth, comparison.evaluation.distance
     (order,), (merge,) = comparison.orders_of(method, pair).values(), comparison.merges_of(method).values()
     scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
-    for some in track(np.split(scored, range(_TOGETHER, len(scored), _TOGETHER)), "search", "thousands of queries"):
+    for some in track(np.split(scored, range(_TOGETHER, len(scored), _TOGETHER)), "search", "blocks"):
         yield some, lists_at(pair, truth, some, order, backfilled, k, distance, merge, method.recalls).item

@@ -35,7 +35,8 @@ def _open(text: str) -> Source:
     def read(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
         return skipping((batch.select(list(names)) for batch in batches()), skip)
 
-    return Source(text, {f.name: f.type for f in next(batches()).schema}, None, read, "", tells_changes=False)
+    columns = {field.name: field.type for field in next(batches()).schema}
+    return Source(text, columns, None, read, "", tells_changes=False)
 
 
 SOURCES = (SourceKind("function", "python:my_store:rows", lambda text: text.startswith("python:"), _open),)
