@@ -43,8 +43,7 @@ def write_lists(results: Path, file: Path, method: str, order: str, merge: str, 
     """Write the lists of a method at a moment into ``file``, and the right answers into ``file``.qrels.
 
     Scores count from the end of a full list: no two of a list are equal, so a sort by score keeps our order. Cost: one
-    search of the gallery. results: folder of the results, in the folder of their run. The others: see ``ReportJob``.
-    Raises InputError if the run has no such curve, its embeddings or maps are gone or others, or ids do not fit.
+    search of the gallery. Raises InputError if the run has no such curve, or its embeddings or maps are gone or others.
     """
     share = Fraction(at.removesuffix("%")) / (100 if "%" in at else 1) if re.fullmatch(r"\d*\.?\d+%?", at) else 2
     if share > 1:
@@ -65,8 +64,7 @@ def write_lists(results: Path, file: Path, method: str, order: str, merge: str, 
     values: list[NDArray[np.float64]] = []
 
     def lines() -> Iterator[str]:
-        tag = "/".join((method, *row.variant, f"{float(share):g}"))
-        ends = [f"{place + 1} {k - place} {tag}\n" for place in range(k)]
+        ends = [f"{place + 1} {k - place} {'/'.join((method, *row.variant, at))}\n" for place in range(k)]
         for queries, item in _lists(comparison, method, int(share * len(gallery)), k):
             values.append(measure_lists(item, truth, queries, metrics)[0][:, 0])
             for query, listed in zip(query_ids[queries], item, strict=True):
