@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,6 +50,7 @@ class Index(BaseHTTPRequestHandler):
     """
 
     documents: ClassVar[list[dict[str, Any]]]
+    ordered: ClassVar[list[dict[str, Any]]]
     fails = asked = 0
 
     def do_POST(self) -> None:
@@ -61,8 +63,14 @@ class Index(BaseHTTPRequestHandler):
         ((field, way),) = body["sort"][0].items()
         assert (way, len(body["sort"])) == ("asc", 1)
         assert body["size"] <= 10_000, "index.max_result_window"
-        (after,) = body.get("search_after", [-1])
-        found = sorted((of for of in index.documents if of[field] > after), key=lambda of: of[field])[: body["size"]]
+        if not index.ordered:
+            index.ordered = sorted(index.documents, key=lambda of: of[field])
+        first = (
+            bisect_right(index.ordered, body["search_after"][0], key=lambda of: of[field])
+            if "search_after" in body
+            else 0
+        )
+        found = index.ordered[first : first + body["size"]]
         hits = [
             {
                 "_index": "items", "_id": f"x{of[field]}", "_score": None, "sort": [of[field]],
@@ -88,7 +96,7 @@ def served(rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Index]]:
     documents = [
         {"item_id": i, "vector": vectors[i], "label": i % 7, "title": "no field that is asked for"} for i in order
     ]
-    index = type("OneIndex", (Index,), {"documents": documents})
+    index = type("OneIndex", (Index,), {"documents": documents, "ordered": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), index)
     Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("SEARCH_URL", f"http://127.0.0.1:{server.server_port}")
@@ -108,7 +116,7 @@ def test_an_index_is_imported(here: Path, monkeypatch: pytest.MonkeyPatch, comma
         again = command("import", "--out", "mine", *words)
         assert "does not tell whether its vectors have changed" in again.err
     read, documents = (
-        read_table(here / "mine" / "gallery.parquet"),
+        read_table(here / "mine" / "gallery.parquet", ("old",), ("old",)),
         sorted(index.documents, key=lambda of: of["item_id"]),
     )
     assert read.id.tolist() == [*range(2500)]
@@ -131,7 +139,9 @@ def test_an_import_of_an_index_that_failed_is_continued(here: Path, monkeypatch:
         path = import_split(here / "gallery.parquet", ["python:my_search:rows"], NAMES, False, False)
     assert (path / first.name).stat().st_mtime_ns == seen, "not written again"
     assert imported(path)["rows"] == rows
-    np.testing.assert_array_equal(read_table(path).old, np.array([of["vector"] for of in index.documents], np.float32))
+    np.testing.assert_array_equal(
+        read_table(path, ("old",), ("old",)).old, np.array([of["vector"] for of in index.documents], np.float32)
+    )
 
 
 def test_a_file_of_another_format_is_joined_with_a_table(here: Path) -> None:
@@ -173,7 +183,10 @@ def test_what_a_function_may_yield(given: str, here: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("def rows():\n    yield {'id': [1], 'old': [[1.0]]}\n    1 / 0", "ZeroDivisionError('division by zero')"),
+        (
+            "def rows():\n    yield {'id': [1], 'old': [[1.0]], 'new': [[1.0]]}\n    1 / 0",
+            "ZeroDivisionError('division by zero')",
+        ),
         ("def rows():\n    raise KeyError('two\\nlines')\n    yield", r"KeyError('two\nlines')"),
         ("def rows():\n    yield {'id': [1]}\n    yield {'ids': [2]}", "id"),
         ("def rows():\n    return iter(())", "yields 0 rows"),
@@ -183,8 +196,8 @@ def test_what_a_function_may_yield(given: str, here: Path) -> None:
         ("rows = 3", "'int' object is not callable"),
         ("", "has no attribute 'rows'"),
         (
-            "n = 3\ndef rows():\n    global n\n    n -= 1\n    yield {'id': [*range(n)], 'old': [[1.0]] * n}",
-            "the same at",
+            "n = [1, 2, 3]\ndef rows():\n    v = [[1.0]] * n.pop()\n    yield {'id': [*range(len(v))], 'old': v, 'new': v}",
+            "yields 1 rows; it must yield some, and the same at each call",
         ),
     ],
 )
