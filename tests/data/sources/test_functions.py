@@ -196,7 +196,8 @@ def test_what_a_function_may_yield(given: str, here: Path) -> None:
         ("rows = 3", "'int' object is not callable"),
         ("", "has no attribute 'rows'"),
         (
-            "n = [1, 2, 3]\ndef rows():\n    v = [[1.0]] * n.pop()\n    yield {'id': [*range(len(v))], 'old': v, 'new': v}",
+            "n = [1, 2, 3]\ndef rows():\n    ids = [*range(n.pop())]\n    v = [[1.0] for _ in ids]\n"
+            "    yield {'id': ids, 'old': v, 'new': v}",
             "yields 1 rows; it must yield some, and the same at each call",
         ),
     ],
