@@ -219,10 +219,10 @@ def test_a_module_is_found_on_the_path_and_in_the_current_folder(here: Path) -> 
     script = "import sys; sys.path.remove(''); from ray_backfill.cli.main import main; main()"
     words = [sys.executable, "-c", script, "import", "--gallery", "python:their_rows:rows", "--out"]
     root = str(PAGE.parents[2])
-    for path, out, rows in ((root, "a", "1 rows"), (f"{root}{os.pathsep}other", "b", "2 rows")):
+    for path, out, said in ((root, "a", "1 rows"), (f"{root}{os.pathsep}other", "b", "2 rows")):
         done = subprocess.run(
             [*words, out], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
         )
-        assert done.stdout == f"{out}/gallery.parquet: {rows}\n", done.stderr
+        assert done.stdout == f"{out}/gallery.parquet: {said}\n", done.stderr
     with pytest.raises(InputError, match="python:their_lost:rows: ModuleNotFoundError"):
         open_source("python:their_lost:rows")
