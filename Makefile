@@ -109,6 +109,7 @@ atlas: setup
 	@test -n "$(DATA)" || { echo "error: say where the collections are: make atlas DATA=PATH"; exit 2; }
 	$(BIN)/python -m reproduction.atlas --data-root $(abspath $(DATA)) \
 	  $(if $(METHOD),--methods $(METHOD),--page docs/results/atlas.md --findings docs/results/atlas-findings.md)
+	$(if $(METHOD),,$(BIN)/python -m reproduction.atlas.rrf docs/results/atlas.parquet docs/rrf.md)
 
 # Ten pieces of at most ten minutes. PRETEND=1: those that need no GPU, on any machine; it writes nothing.
 gpu:

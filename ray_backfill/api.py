@@ -5,6 +5,7 @@ What they need (torch, Ray) is imported when they are called: looking at a signa
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ from ray_backfill.core.run_lock import locked
 if TYPE_CHECKING:
     from ray_backfill.compare.report import Results
     from ray_backfill.data.folder import EmbeddingFolder
-    from ray_backfill.data.write import Arrays
+    from ray_backfill.data.write import Arrays, Columns
     from ray_backfill.encode.items import ItemSettings
     from ray_backfill.forecast.report import ForecastResults
     from ray_backfill.learn.methods import Method
@@ -32,6 +33,7 @@ def simulate(
     old: "Arrays | None" = None,
     new: "Arrays | None" = None,
     label: "Arrays | None" = None,
+    train: "Columns | None" = None,
     out: str | Path | None = None,
     methods: str | Sequence[str] = "recommended",
     orders: str | Sequence[str] = "random",
@@ -68,6 +70,7 @@ def simulate(
             (N, d). One array is a gallery whose items query the others.
         new: The new model's embeddings of the same queries and items; its d may differ.
         label: Labels of the queries and of the gallery, (Q,) and (N,).
+        train: With arrays, further items to fit maps on: {"old": (T, d), "new": (T, d)}, and "label" if there are any.
         out: Folder of the run; by default a temporary one, deleted at the end. The same call continues a run that was
             stopped and reuses finished stages; further methods, orders and merges extend its results.
         fits: How maps between the models are trained; by default as on the command line.
@@ -88,7 +91,7 @@ def simulate(
     how = _tuples(methods=methods, orders=orders, merges=merges, metrics=metrics, truth=truth, slices=slices)
     how |= _tuples(cutoffs=cutoffs) | {"points": points, "distance": distance, "margin": margin, "filter": filter}
     how |= {"order_seed": order_seed, "permutations": permutations, "embed_per_query": embed_per_query}
-    with _data_of(data, {"old": old, "new": new, "label": label}, out) as folder:
+    with _data_of(data, {"old": old, "new": new, "label": label}, out, train) as folder:
         return _simulate(folder, out, how, fits, {"device": device, "shards": shards}, overwrite)
 
 
@@ -150,7 +153,7 @@ def embed(
             function that turns a list of texts, or of PIL images, into an array.
         new: The model that will replace it. If either is a function, this process embeds everything, without Ray.
         out: Folder of the run. The same call continues a run that was stopped.
-        texts: A table of texts (CSV, JSON lines, Parquet, a database) or a folder as BEIR has it; or instead
+        texts: A table of texts (a file, a database), a folder as BEIR or MTEB has it, or "ir_datasets:NAME"; or instead
         images: a folder, whose subfolders are classes, a table of paths, or tar shards.
         queries: Queries of the same kind. Without them, a part of the items is drawn.
         train: Items on which maps are fitted; drawn if queries are drawn.
@@ -167,6 +170,10 @@ def embed(
 
     if bool(texts) == bool(images):
         raise InputError("give texts or images: what the two models embed")
+    if listed := [name for name, given in (("texts", texts), ("images", images)) if not isinstance(given, str | Path)]:
+        raise InputError(
+            f"{listed[0]} must name a file or a folder; pandas.DataFrame({{'text': [...]}}).to_csv('my.csv') writes one"
+        )
     sources = ItemSources("text" if texts else "image", str(texts or images), str(queries), str(train))
     given = {
         name: parse_spec(each, name) if isinstance(each, str) else each for name, each in (("old", old), ("new", new))
@@ -177,18 +184,26 @@ def embed(
 
 @contextmanager
 def _data_of(
-    data: "str | Path | EmbeddingFolder | None", arrays: "Mapping[str, Arrays | None]", out: str | Path | None
+    data: "str | Path | EmbeddingFolder | None",
+    arrays: "Mapping[str, Arrays | None]",
+    out: str | Path | None,
+    train: "Columns | None" = None,
 ) -> "Iterator[str | Path | EmbeddingFolder]":
     """The folder of embeddings; arrays are written to ``arrays`` in the folder of the run, or to a temporary one."""
+    from ray_backfill.data.words import ARRAYS
     from ray_backfill.data.write import write_arrays
 
-    given = {name for name, each in arrays.items() if each is not None}
+    places = {"queries": "query", "gallery": "gallery"}
+    names = {f"{split}/{model}": f"the {model} {of} array" for split, of in places.items() for model in ("old", "new")}
+    names |= {f"{split}/label": f"the array of {of} labels" for split, of in places.items()}
+    words = {**ARRAYS, **names, "train": "the argument train", "l2": 'pass distance="l2"'}
+    given = {name for name, each in {**arrays, "train": train}.items() if each is not None}
     if (given and data is not None) or (data is None and not given >= {"old", "new"}):
         raise InputError("give a folder of embeddings, or old=(queries, gallery) and new=(queries, gallery)")
     with ExitStack() as stack:
         if data is None:
             to = stack.enter_context(TemporaryDirectory()) if out is None else out
-            data = write_arrays(local_path(to) / "arrays", arrays)
+            data = write_arrays(local_path(to) / "arrays", arrays, words, train)
         yield data
 
 
@@ -213,7 +228,8 @@ def _simulate(
 
     folder = _folder_of(data)
     with _running(out, f"rb.simulate({str(folder)!r}, ...)", place, overwrite) as context:
-        return read_results(evaluate_folder(folder, Evaluation(**evaluation), fits or FitSettings.of_folder(), context))
+        made = evaluate_folder(folder, Evaluation(**evaluation), fits or FitSettings.of_folder(), context)
+        return replace(read_results(made), is_kept=out is not None)
 
 
 def sample(
@@ -312,7 +328,8 @@ def forecast(
     sources = [str(new)] if isinstance(new, str | Path) else [str(each) for each in new]
     with _running(out, f"rb.forecast({str(folder)!r}, ...)", {"shards": shards}, overwrite) as context:
         given = local_path(sample or folder / SAMPLE_FILE)
-        return read_forecast(forecast_folder(folder, given, sources, how, fits or FitSettings.of_folder(), context))
+        made = forecast_folder(folder, given, sources, how, fits or FitSettings.of_folder(), context)
+        return replace(read_forecast(made), is_kept=out is not None)
 
 
 def _folder_of(data: "str | Path | EmbeddingFolder") -> Path:

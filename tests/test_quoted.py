@@ -2,7 +2,10 @@
 
 import io
 import re
+import shutil
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from rich.console import Console
 
@@ -11,6 +14,7 @@ from ray_backfill.compare.report.answers import answer
 from ray_backfill.compare.selection import RETENTION_WARNING
 from ray_backfill.data.judging import TELLS
 from reproduction.atlas.facts import facts
+from reproduction.atlas.rrf import write_rrf
 from tests.test_readme import README
 from tests.test_structure import ROOT
 
@@ -203,3 +207,71 @@ def test_what_judgements_tell() -> None:
     wrong = {least: found[least, "50"][3] for least in right}
     assert f"It was wrong in {wrong[0]} % of draws below 2 points, and in none above" in page
     assert {wrong[least] for least in (2, 5, 10, 20)} == {"0.0"}
+
+
+RRF_PAGE = ROOT / "docs" / "rrf.md"
+
+
+def test_the_page_on_rank_fusion_is_that_of_the_atlas(tmp_path: Path) -> None:
+    """Its command makes the same page, and single cells come out of the curves in another way."""
+    shutil.copy(RRF_PAGE, tmp_path / "rrf.md")
+    (tmp_path / "results").mkdir()
+    curves = pd.read_parquet(ROOT / "docs" / "results" / "atlas.parquet")
+    write_rrf(curves, tmp_path / "rrf.md")
+    page = RRF_PAGE.read_text(encoding="utf-8")
+    command = "python -m reproduction.atlas.rrf docs/results/atlas.parquet docs/rrf.md"
+    assert (tmp_path / "rrf.md").read_text(encoding="utf-8") == page, f"the atlas has changed: {command}"
+    assert command in page
+    assert (tmp_path / "results" / "atlas-rrf.png").stat().st_size > 10_000
+    whole = curves.query("fold == '' and order == 'random'")
+    whole = whole[whole["train"] == 1950] if "train" in whole else whole
+    names = ["collection", "old", "new", "auc", "curve", "old_auc", "overlap"]
+    of = {
+        key: {tuple(row[:3]): row[3:] for row in own[names].to_numpy().tolist()}
+        for key, own in whole.groupby(["method", "merge"])
+    }
+    raw, rrf, best = (of["rm_naive", merge] for merge in ("raw", "rrf", "best"))
+    below = sum(min(100 * each - 100 * old_auc for each in curve) < -1e-4 for _, curve, old_auc, _ in rrf.values())
+    cells = next(row for row in rows_of(page[page.index("|  | mean") : page.index("| upgrades")]) if row[0] == "RRF")
+    assert cells[1] == f"{100 * np.mean([auc for auc, *_ in rrf.values()]):.1f}"
+    assert cells[2] == f"{100 * np.mean([curve[1] for _, curve, *_ in rrf.values()]):.1f}"
+    assert cells[6] == f"{max(100 * old_auc - 100 * min(curve) for _, curve, old_auc, _ in rrf.values()):.1f}"
+    assert cells[7] == str(below)
+    # The sentences.
+    assert "better than RRF** but in two upgrades" in page
+    assert sum(rrf[key][0] > best[key][0] for key in rrf) == 2
+    apart = [key for key in raw if raw[key][3] == 0]
+    assert all(rrf[key][0] > raw[key][0] for key in apart), "better wherever they do not overlap"
+    level = [rrf[key][0] - raw[key][0] for key in raw if key not in apart]
+    assert abs(100 * np.mean(level)) < 0.5, "level on average where they overlap"
+    at = {name: 100 * np.mean([own[key][1] for key in own], axis=0) for name, own in (("raw", raw), ("rrf", rrf))}
+    old = 100 * np.mean([row[2] for row in raw.values()])
+    assert all(at["rrf"][end] < min(old, at["raw"][end]) for end in (1, -2)), "worse at both ends"
+    assert at["rrf"][50] > at["raw"][50]
+    assert "seven new models are worse" in page
+    assert sum(curve[-1] < old_auc for _, curve, old_auc, _ in of["offline", "raw"].values()) == 7
+    assert "but not before a tenth or after nine tenths" in page
+    some = 100 * np.mean([np.array(rrf[key][1]) - rrf[key][2] for key in apart], axis=0)
+    assert (some[10:91] > 0).all()
+
+
+def test_the_example_of_rank_fusion() -> None:
+    """1 / (60 + rank) summed over lists, as Cormack et al. write it."""
+
+    def fused(lists: dict[str, int], weight: float = 0.5) -> list[str]:
+        scores = [
+            (2 * (weight if name == "new" else 1 - weight) / (60 + rank), name)
+            for name, length in lists.items()
+            for rank in range(1, length + 1)
+        ]
+        return [name for _, name in sorted(scores, key=lambda each: -each[0])][:10]
+
+    assert all(fused({"old": 1000 - n, "new": n}).count("new") == 5 for n in (10, 500, 990))
+    page = RRF_PAGE.read_text(encoding="utf-8")
+    assert "until 46.6 %, so the first ten are all old, and from 53.4 % on" in page
+    shares = [t / 1000 for t in range(10, 991)]
+    first = [fused({"old": round(1000 - 1000 * t), "new": round(1000 * t)}, weight=t) for t in shares]
+    assert max(t for t, names in zip(shares, first, strict=True) if "new" not in names) == 0.465
+    assert min(t for t, names in zip(shares, first, strict=True) if "old" not in names) == 0.535
+    # Old vectors kept: the nearest backfilled item is in both lists, whatever its rank among the old vectors.
+    assert min(1 / 61 + 1 / (60 + rank) for rank in range(1, 1001)) > 1 / 61

@@ -44,7 +44,7 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
 @pytest.mark.cluster  # it trains
 def test_the_methods_of_a_folder_are_shown_in_two_steps(tmp_path: Path) -> None:
     run(["-c", code_of(ROOT / "README.md")], tmp_path)
-    command = simulate_of((ROOT / "docs" / "embeddings.md").read_text(), "--metrics")
+    command = simulate_of((ROOT / "docs" / "simulate.md").read_text(), "--metrics")
     few_epochs = ["--transforms.epochs", "2", "--heads.epochs", "2"]  # the rest of a minute would train the same
     printed = run(["-m", "ray_backfill", *command, *few_epochs], tmp_path)
     first, last = printed.split("These methods need no training. Now training: {rho, rho}, rho alone, FCT, full RM.")
@@ -56,8 +56,8 @@ def test_the_methods_of_a_folder_are_shown_in_two_steps(tmp_path: Path) -> None:
 
 def test_the_examples_of_the_guide_run(tmp_path: Path) -> None:
     run(["-c", code_of(ROOT / "README.md")], tmp_path)
-    printed = run(["-c", code_of(ROOT / "docs" / "embeddings.md")], tmp_path)
-    assert "AUC" in printed
+    printed = run(["-c", "\n".join(code_of(ROOT / "docs" / page) for page in ("embeddings.md", "python.md"))], tmp_path)
+    assert "average" in printed
     assert "ridge, gallery" in printed
     assert (tmp_path / "tiny_embeddings" / "gallery.parquet").exists()
 

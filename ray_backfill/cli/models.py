@@ -30,7 +30,7 @@ class ModelsJob(Run):
     new: str
     """The model that will replace it."""
     texts: str = ""
-    """Texts of the gallery: a table (CSV, JSON lines, Parquet, a database) or a folder as BEIR has it."""
+    """Texts of the gallery: a table (a file, a database), a folder as BEIR or MTEB has it, or ir_datasets:NAME."""
     images: str = ""
     """Images of the gallery: a folder, whose subfolders are classes, a table of their paths, or tar shards."""
     queries: str = ""

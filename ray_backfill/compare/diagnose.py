@@ -16,12 +16,13 @@ from rich.table import Table
 from ray_backfill.compare.resolve import find_left_out
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.printable import printable
-from ray_backfill.data.alignment import REMEDY, misaligned
+from ray_backfill.data.alignment import misaligned
 from ray_backfill.data.columns import MODELS, unknown
 from ray_backfill.data.doctor import Finding, SplitScan, cosines_of, find, has_truth, scan_split
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.truth import find_truth
 from ray_backfill.data.vectors import FINE
+from ray_backfill.data.words import words_of
 from ray_backfill.learn.methods import CONTROLS, all_methods
 from ray_backfill.learn.training.settings import FitSettings
 
@@ -68,7 +69,8 @@ def diagnose(path: Path) -> Diagnosis:
         try:
             models = tuple({model for m in all_methods().values() for model in m.models})
             folder = read_folder(path, models, gallery_needs=MODELS[:1])
-            findings[:0] = strange = [Finding("error", where, what, REMEDY) for where, what in misaligned(folder)]
+            join = words_of(path)["join"]
+            findings[:0] = strange = [Finding("error", where, what, join) for where, what in misaligned(folder)]
             if not strange and "new" in folder.gallery.vectors:
                 if has_truth(scans):
                     find_truth(folder)

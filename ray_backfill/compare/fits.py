@@ -31,6 +31,7 @@ from ray_backfill.data.columns import kind_of, unknown
 from ray_backfill.data.division import FEWEST
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable, read_folder, read_train
 from ray_backfill.data.truth import ground_truth
+from ray_backfill.data.words import called
 from ray_backfill.data.write import with_train
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.orders import GalleryColumns, make_order
@@ -57,14 +58,15 @@ def why_not_judged(validation: EmbeddingTable | None) -> str:
     """Why methods cannot be measured on this validation part; "" if they can."""
     if validation is None:
         return f"the train split is too small to hold out {FEWEST} items that have right answers among themselves"
+    part = called(validation.path, in_short=True)
     if validation.label is None:
-        return f"{validation.path.name} has no column 'label', so no answer is known to be right"
+        return f"{part} has no column 'label', so no answer is known to be right"
     if len(validation) < FEWEST:
-        return f"{validation.path.name} has fewer than {FEWEST} items"
+        return f"{part} has fewer than {FEWEST} items"
     try:
         ground_truth(_as_gallery(validation, 0))
     except InputError:
-        return f"no item held out in {validation.path.name} has a right answer there"
+        return f"no item held out in {part} has a right answer there"
     return ""
 
 

@@ -140,16 +140,16 @@ def _sides(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Sides:
     return Sides(method, maps.of(method), RAW, "cosine", dims_of(tables))
 
 
-def why_merge_cannot_be_fitted(kind: MergeKind, train: EmbeddingTable | None) -> str:
-    """The reason, or "" if the merge can be fitted on this train split."""
+def why_merge_cannot_be_fitted(kind: MergeKind, train: EmbeddingTable | None, name: str = "train.parquet") -> str:
+    """The reason, or "" if the merge can be fitted on this train split. name: of the split."""
     if kind.needs_train and train is None:
-        return "needs train.parquet to be fitted on"
+        return f"needs {name} to be fitted on"
     if not kind.needs_labels or train is None:
         return ""
     if train.label is None:
-        return "needs a column 'label' in train.parquet to be fitted on"
+        return f"needs a column 'label' in {name} to be fitted on"
     classes = len(np.unique(train.label))
-    return "" if 1 < classes < len(train) else "needs several classes in train.parquet, some with more than one item"
+    return "" if 1 < classes < len(train) else f"needs several classes in {name}, some with more than one item"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ray_backfill.compare.evaluation import Named
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.tables import MergeTraits, MethodTraits, OrderTraits, Traits
 from ray_backfill.core import __version__
+from ray_backfill.core.outcome import Remark
 from ray_backfill.core.runkey import RunKey, fingerprint
 from ray_backfill.core.stages import read_json
 from ray_backfill.data.cleaning import copied_from
@@ -73,17 +74,22 @@ def origin_of(comparison: Comparison, context: Context, recipe: Mapping[str, Any
 
     - name: of the data set, or of the folder. recipe: its name, "" without one
     - is_synthetic: the embeddings are invented. synthetic: then, the settings that they were drawn with
-    - notes: sentences for the reader of a report
+    - notes: sentences for the reader of a report that can change the decision. remarks: others, which are good to know
     - broken_images, path
     """
     path, left_out = copied_from(comparison.folder.path)
     stage = read_json(path / "manifest.json") if (path / "manifest.json").exists() else {}
+    is_synthetic = stage.get("stage") == SYNTHETIC
     dropped = [
-        f"{counts.rows:,} of {counts.of:,} rows of {name} were left out, because of their vectors or ids. "
-        "Right answers among them count for no query."
+        Remark.about(
+            f"{counts.rows:,} of {counts.of:,} rows of {name} were left out, because of their vectors or ids. "
+            "Right answers among them count for no query.",
+            counts.rows,
+            counts.of,
+        )
         for name, counts in left_out.items()
     ]
-    is_synthetic = stage.get("stage") == SYNTHETIC
+    remarks = [*((INVENTED,) if is_synthetic else ()), *dropped, *comparison.notes]
     data_set = stage.get("settings", {}).get("data", {}).get("dataset", "")
     if data_set in ("image_folder", "manifest") and recipe:  # the user's own images
         data_set = Path(recipe["images"]["root"]).name
@@ -91,7 +97,8 @@ def origin_of(comparison: Comparison, context: Context, recipe: Mapping[str, Any
         "name": "synthetic gallery" if is_synthetic else data_set or path.name,
         "recipe": context.recipe,
         "is_synthetic": is_synthetic,
-        "notes": [*((INVENTED,) if is_synthetic else ()), *dropped, *comparison.notes],
+        "notes": [str(remark) for remark in remarks if getattr(remark, "matters", True)],  # a truth's may be text
+        "remarks": [str(remark) for remark in remarks if not getattr(remark, "matters", True)],
         "broken_images": stage.get("broken_images", 0),
         "path": str(path),
     }

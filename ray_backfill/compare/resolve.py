@@ -1,6 +1,6 @@
 """Resolves a run once: methods, ground truth, orders, merges, what is left out, and what is wrong with the data."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,18 +12,23 @@ from ray_backfill.compare.evaluation import FEW_ANSWERS, Evaluation, Named
 from ray_backfill.compare.fitted import FittedMaps, MergeFits, resolve_merges, why_merge_cannot_be_fitted
 from ray_backfill.compare.orders import BackfillOrders, embeddings_of, resolve_orders
 from ray_backfill.compare.tables import LeftOut
-from ray_backfill.core.errors import InputError
+from ray_backfill.core.errors import InputError, why_not_installed
+from ray_backfill.core.outcome import Remark
 from ray_backfill.data.doctor import FIT_NOISE, few_items_per_dimension
 from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.data.leakage import leakage_notes
 from ray_backfill.data.query_groups import Slice, resolve_slices
 from ray_backfill.data.truth import Truth, check_vectors, find_truth, parse_truth, usual_answers
+from ray_backfill.data.words import words_of
 from ray_backfill.engine.bands import Band, band_of, do_compare
 from ray_backfill.engine.merges import BEST, RAW, Merge, MergeKind
 from ray_backfill.engine.systems import GroundTruth, IntArray, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.training.fit import train_set
 from ray_backfill.learn.training.settings import FitSettings
+
+# Split and ids -> the bytes of image files.
+Pictures = Callable[[str, NDArray[Any]], list[bytes]]
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Comparison:
     named: the settings, and the methods that take part. notes: sentences for the report about what is wrong with the
     data. slices: groups of queries. truth_facts: what ``--truth`` was and which bands the distances fill, for the
     manifest. maps: fitted maps; empty before the fits. halves: two halves of the classes of the train split, each with
-    maps that were fitted on it alone; () where nothing was.
+    maps that were fitted on it alone; () where nothing was. pictures: of items that have no column of images.
     """
 
     folder: EmbeddingFolder
@@ -42,11 +47,12 @@ class Comparison:
     orders: BackfillOrders
     merges: MergeFits
     left_out: tuple[LeftOut, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Remark, ...] = ()
     slices: tuple[Slice, ...] = ()
     truth_facts: Mapping[str, Any] = field(default_factory=dict)
     maps: FittedMaps = field(default_factory=FittedMaps)
     halves: tuple[tuple[NDArray[Any], FittedMaps], ...] = ()
+    pictures: Pictures | None = None
 
     @property
     def evaluation(self) -> Evaluation:
@@ -190,32 +196,34 @@ def find_left_out(
     reasons = {method.name: _why_not(folder, method, fits, distance, to_come) for method in methods}
     left_out = [LeftOut("method", name, reason) for name, reason in reasons.items() if reason]
     for merge in merges:
-        if reason := why_merge_cannot_be_fitted(merge, folder.train):
+        if reason := why_merge_cannot_be_fitted(merge, folder.train, folder.called("train")):
             left_out.append(LeftOut("merge", merge.name, reason))
     if folder.train is not None and any(merge.needs_train for merge in merges):
         for method in methods:
             lacking = [model for model in method.models if model not in folder.train.vectors]
             if lacking and not reasons[method.name] and not method.is_reference:
-                reason = f"needs a column {lacking[0]!r} in train.parquet"
+                reason = f"needs a column {lacking[0]!r} in {folder.called('train')}"
                 left_out.append(LeftOut("fitted merges", method.name, reason))
     return tuple(left_out)
 
 
 def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distance: str, to_come: Sequence[str]) -> str:
+    if method.is_trained and (lacking := why_not_installed("torch")):
+        return lacking
     of_gallery = {model for model in method.models if model not in to_come}
     splits = [(folder.gallery, of_gallery)]
     if folder.queries is not None:
         splits.append((folder.queries, set(method.models)))
     if method.fit is not None:
         if folder.train is None:
-            return "needs train.parquet to be fitted on"
+            return f"needs {folder.called('train')} to be fitted on"
         if method.fit.needs_labels and folder.train.label is None:
-            return "needs a column 'label' in train.parquet to be fitted on"
+            return f"needs a column 'label' in {folder.called('train')} to be fitted on"
         splits.append((folder.train, set(method.models)))
     for model in method.models:
         for table, needed in splits:
             if model in needed and model not in table.vectors:
-                return f"needs embeddings of a further model: a column {model!r} in {table.path.name}"
+                return f"needs embeddings of a further model: a column {model!r} in {folder.called(table.path.stem)}"
     if method.fit is not None and folder.train is not None:
         if problem := method.fit.distance_problem(fits, distance):
             return problem
@@ -229,7 +237,7 @@ def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distanc
 def _notes(
     folder: EmbeddingFolder, truth: GroundTruth, methods: Sequence[Method], merges: Sequence[MergeKind],
     bands: Mapping[str, Band], distance: str,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[Remark]:  # fmt: skip
     """Sentences about what is wrong with the data, besides those about the right answers."""
     if bands and not do_compare(*bands.values()):
         what = {"cosine": "cosines", "l2": "distances"}.get(distance, "inner products")
@@ -240,25 +248,27 @@ def _notes(
         elif names - {RAW.name} and has_train:
             so = "raw distances put the items of one model first"
         else:
-            so = "raw distances put the items of one model first; " + (
-                "simulate with --merges best" if has_train else "with a train.parquet, --merges best can mend that"
-            )
-        yield f"The distances of the two models do not compare: the {what} of random items are {said} (98 %); {so}."
+            mended = "" if has_train else f"with {folder.called('train')}, "
+            so = f"raw distances put the items of one model first; {mended}--merges best can mend that"
+        text = f"The distances of the two models do not compare: the {what} of random items are {said} (98 %); {so}."
+        yield Remark(text, matters=BEST not in names or not has_train)
     is_fitted = any(method.fit for method in methods)
     uses_train = is_fitted or any(merge.uses_train for merge in merges)
     yield from leakage_notes(folder, truth, uses_train)
     if uses_train and folder.sample_path is not None:
         items = sum(len(table) for table in (folder.train, folder.validation) if table is not None)
         share = 100 * items / len(folder.gallery)
-        yield (
-            f"The folder has no train split. Maps and merges were fitted on {items:,} of the {len(folder.gallery):,} "
+        no_train = words_of(folder.path)["no train"]
+        text = (
+            f"{no_train} Maps and merges were fitted on {items:,} of the {len(folder.gallery):,} "
             f"gallery items ({share:.2g} %), chosen at random and embedded by both models. They stay in the gallery, "
             "which on one of three data sets made gains of maps 2 to 4 points too high (docs/results/sampled_train.md)."
             " Methods that train networks on them take part only if they are named."
         )
+        yield Remark(text, matters=False)
     if is_fitted and folder.train is not None:
         dims = max(vectors.shape[1] for vectors in folder.train.vectors.values())
         if few := few_items_per_dimension(len(folder.train), dims):
-            yield (
+            yield Remark(
                 f"Fitted methods learned from {few}. {FIT_NOISE}. Methods that look bad here may only lack train items."
             )

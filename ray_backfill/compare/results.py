@@ -123,6 +123,7 @@ class ResultsData:
     """The content of a results folder; ``Results`` is what users see of it.
 
     rows: the summary. lines: curves at the reported points. moments: at all judged ones. tables: of analyses, by name.
+    is_kept: whether its reader has the folder, too.
     """
 
     rows: tuple[Row, ...]
@@ -132,6 +133,12 @@ class ResultsData:
     moments: dict[tuple[str, Variant, str], Trace]
     manifest: Manifest
     tables: Tables
+    is_kept: bool = True
+
+    def file(self, name: str) -> str:
+        """What to call a file of the results for a reader, who has none if they are in memory alone."""
+        in_memory = {"report.html": 'results.report("report.html")', "summary.parquet": "results.summary"}
+        return name if self.is_kept else in_memory.get(name, f"{name} of a run with out=...")
 
     def table_of(self, name: str) -> tuple[Any, ...]:
         """The rows of the table of an analysis; () if the run has not written it."""

@@ -14,7 +14,7 @@ from typing import Any
 from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation, Named, check_memory
 from ray_backfill.compare.fits import chosen, fit_maps, fit_on_halves
 from ray_backfill.compare.replay import Curves, in_order, replay_here
-from ray_backfill.compare.resolve import Comparison, resolve, resolve_truth
+from ray_backfill.compare.resolve import Comparison, Pictures, resolve, resolve_truth
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.compare.write import (
@@ -47,6 +47,7 @@ def evaluate_folder(
     recipe: Mapping[str, Any] | None = None,
     results: str = "results",
     show_first: Callable[[ResultsData, list[str]], None] | None = None,
+    pictures: Pictures | None = None,
 ) -> Path:
     """Fit what the methods need on a folder of the data contract, replay them and report into ``out/<results>``.
 
@@ -57,11 +58,13 @@ def evaluate_folder(
 
     show_first: called before the training with the results of methods that need none, and the titles of the methods to
         be trained.
+    pictures: for the report, see ``Comparison``.
     """
     named, out = evaluation.named, context.out / results
     context.place.check_local()
     with step("read embeddings"):
         comparison = _resolve(data, named, fits, context, out, recipe is not None)
+        comparison = replace(comparison, pictures=pictures)
     check_memory(comparison.named, len(comparison.methods), comparison.truth.n_queries)
     with ExitStack() as ray:
         replay = _replayer(comparison, context, ray)

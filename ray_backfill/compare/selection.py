@@ -180,11 +180,11 @@ def _auc(row: Row) -> float:
 
 
 GAIN_IN_WORDS = (
-    "AUC is the average quality over the whole backfill. Gain is the share of the finished upgrade's benefit that "
-    "users get on average while the backfill runs: 0 % = the quality of the old service throughout, 100 % = the "
-    "quality of the new model from the start, both as they are served, without a merge. Above 100 %, or with a head "
-    "rho that is trained with labels, part of it is the method's own training, or its merge, which a finished upgrade "
-    "could have as well."
+    "The average is that over the whole backfill. Gain is the share of the finished upgrade's benefit that users get "
+    "on average while the backfill runs: 0 % = the quality of the old service throughout, 100 % = the quality of the "
+    "new model from the start, both as they are served, without a merge. Above 100 %, or with a head rho that is "
+    "trained with labels, part of it is the method's own training, or its merge, which a finished upgrade could have "
+    "as well."
 )
 # What stands in place of the gain if the new model's own results were taken as right.
 RETENTION_IN_WORDS = (
@@ -221,9 +221,9 @@ GLOSSARY = {
     "search {new, h(old)} without waiting for the backfill.",
     "M_t": "The quality metric at progress t. Backfilled items are searched by the forward system, all others by the "
     "backward system, and the two result lists are merged by distance. M_0 is the start, M_1 the end of the backfill.",
-    "AUC": "The area under M_t for t from 0 to 1, by the trapezoid rule: the average quality during the backfill.",
-    "Gain": "(AUC of the method \u2212 AUC of old) / (AUC of new \u2212 AUC of old). It can exceed 100 %. It has no "
-    "value if new is not clearly better than old.",
+    "Average (AUC)": "The area under M_t for t from 0 to 1, by the trapezoid rule: what users get during the backfill.",
+    "Gain": "(average of the method \u2212 that of old) / (average of new \u2212 that of old). It can exceed 100 %. It "
+    "has no value if new is not clearly better than old.",
     "95 % interval": "What 95 % of repetitions with other queries of the same kind would give, estimated by a "
     "bootstrap over the queries.",
     "Margin": "The largest loss that counts as none, in points. It decides marks, milestones and crossings.",

@@ -1,3 +1,3 @@
 """What every package uses: errors, files and stages, locks, keys, tables, kernels, plugins, progress."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

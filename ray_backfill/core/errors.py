@@ -5,6 +5,8 @@ import errno
 import math
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +119,7 @@ def input_error_in(error: BaseException) -> InputError | None:
     if isinstance(error, InputError):
         return error
     if isinstance(error, ModuleNotFoundError) and (name := (error.name or "").split(".")[0]) in LIBRARIES_OF_EXTRAS:
-        packages = " ".join(f"'{requirement}'" for requirement in _requirements("cpu"))
-        return InputError(f"this needs {name}, which is not installed; type: python -m pip install {packages}")
+        return InputError(f"this needs {_to_install(name)}")
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         return InputError(f"{error.object[:200]!r} is not UTF-8; rename it")
     if isinstance(error, MemoryError):
@@ -127,6 +128,21 @@ def input_error_in(error: BaseException) -> InputError | None:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error).splitlines()[0]
         return InputError(f"{what}; {REMEDIES[error.errno]}")
     return None
+
+
+def why_not_installed(*libraries: str) -> str:
+    """What a use of these libraries of the extra "cpu" lacks, and how to install it; "" if all are there."""
+    for name in libraries:
+        with suppress(ModuleNotFoundError):  # of a finder that hides it
+            if find_spec(name) is not None:
+                continue
+        return f"needs {_to_install(name)}"
+    return ""
+
+
+def _to_install(library: str) -> str:
+    packages = " ".join(f"'{requirement}'" for requirement in _requirements("cpu"))
+    return f"{library}, which is not installed; type: python -m pip install {packages}"
 
 
 def _requirements(extra: str) -> Iterator[str]:

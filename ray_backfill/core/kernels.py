@@ -1,8 +1,8 @@
 """Compilation of inner loops by numba: kept on disk, and without the interpreter's lock.
 
 No fast-math: sums are evaluated in the order in which they are written, so that results are the same on every machine.
-Division by zero behaves as in numpy, because checks would prevent vectorisation. ``sum_of`` and ``widen`` are
-shared by several rooms.
+Division by zero behaves as in numpy, because checks would prevent vectorisation. ``sum_of``, ``count_up_to``
+and ``widen`` are shared by several rooms.
 """
 
 import hashlib
@@ -191,6 +191,19 @@ def sum_of(terms: Array) -> float:
     for i in range(whole, len(terms)):
         s0 += terms[i]
     return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+
+
+@kernel
+def count_up_to(ascending: Array, value: Any) -> Any:
+    """The number of entries that are at most ``value``, by bisection. numpy's searchsorted compiles much longer."""
+    first, last = 0, len(ascending)
+    while first < last:
+        middle = (first + last) // 2
+        if ascending[middle] <= value:
+            first = middle + 1
+        else:
+            last = middle
+    return first
 
 
 @kernel

@@ -23,6 +23,25 @@ class Decision(Enum):
         return {Decision.GO: 0, Decision.OPEN: 10, Decision.STOP: 11}[self]
 
 
+class Remark(str):
+    """A sentence about a run's data. matters: it can change the decision; any other is good to know."""
+
+    matters: bool
+
+    def __new__(cls, text: str, matters: bool = True) -> "Remark":
+        made = super().__new__(cls, text)
+        made.matters = matters
+        return made
+
+    @classmethod
+    def about(cls, text: str, count: float, total: int) -> "Remark":
+        """A remark that matters if it is about more than 1 % of all: fewer move no mean by more than a point."""
+        return cls(text, count > HARMLESS * total)
+
+
+HARMLESS = 0.01
+
+
 def json_value(value: Any) -> Any:
     """The value as JSON has it: NaN and infinite numbers are null."""
     if isinstance(value, Mapping):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.vectors import hash_rows
+from ray_backfill.data.words import words_of
 from ray_backfill.engine.systems import IntArray
 
 # Items of a sample, in blocks of rows that follow each other, so that moved rows are seen; and the fewest items.
@@ -29,14 +30,13 @@ _STRANGE, _CLEAR = 0.25, 0.1
 # Items of a part, and by how many rows new may come later than old.
 _PART, _MOVES = 200, (1, -1, 2, -2, 3, -3)
 
-REMEDY = "same row order? Join old and new by id: ray-backfill import --gallery OLD NEW"
 Cosines = NDArray[np.float32]
 
 
 def check_alignment(folder: EmbeddingFolder) -> None:
     """Raise InputError for the first split whose rows do not belong together; see ``misaligned``."""
     for where, what in misaligned(folder):
-        raise InputError(f"{where}: {what}; {REMEDY}")
+        raise InputError(f"{where}: {what}; {words_of(folder.path)['join']}")
 
 
 def misaligned(folder: EmbeddingFolder) -> Iterator[tuple[str, str]]:
@@ -50,7 +50,7 @@ def misaligned(folder: EmbeddingFolder) -> Iterator[tuple[str, str]]:
     gallery = _sampled(folder.gallery)
     what, usual = _what_is_wrong(gallery) if gallery is not None else ("", 0.0)
     if what:
-        yield folder.gallery.path.name, what
+        yield folder.called("gallery"), what
         return  # it says nothing about the others
     others = {table.path: table for table in (folder.validation, folder.train, folder.queries) if table is not None}
     for path, table in reversed(others.items()):
@@ -63,7 +63,7 @@ def misaligned(folder: EmbeddingFolder) -> Iterator[tuple[str, str]]:
             if _correlation(*map(_centred, both)) < _STRANGE * most:
                 what = "its items are similar to some gallery items by old, and to others by new"
         if what:
-            yield path.name, what
+            yield folder.called(path.stem), what
 
 
 class _SampledRows(NamedTuple):

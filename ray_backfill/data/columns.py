@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.core.runkey import fingerprint
 from ray_backfill.core.schema import open_checked, read_checked, reading
+from ray_backfill.data.words import called, words_of
 from ray_backfill.engine.systems import IntArray
 
 # The columns of vectors that every folder has: the models that are compared.
@@ -98,13 +99,13 @@ def as_ids(column: pa.ChunkedArray, file: Path | str, name: str) -> NDArray[Any]
     if is_text(kind):
         return np.asarray(column.to_pylist(), dtype=str)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        raise InputError(f"{file}, column {name!r} must hold integers or text, not {in_words(kind)}; convert it")
+        raise InputError(f"{called(file, name)} must hold integers or text, not {in_words(kind)}; convert it")
     try:
         return column.cast(pa.int64()).to_numpy()
     except pa.ArrowInvalid as error:
         if pa.types.is_integer(kind):
-            raise InputError(f"{file}, column {name!r}: an integer needs more than 64 bits; use text") from error
-        raise InputError(f"{file}, column {name!r} must hold integers or text, not fractions; convert it") from error
+            raise InputError(f"{called(file, name)}: an integer needs more than 64 bits; use text") from error
+        raise InputError(f"{called(file, name)} must hold integers or text, not fractions; convert it") from error
 
 
 def as_numbers(column: pa.ChunkedArray, file: Path | str, name: str, dtype: type = np.float64) -> NDArray[Any]:
@@ -114,7 +115,7 @@ def as_numbers(column: pa.ChunkedArray, file: Path | str, name: str, dtype: type
     try:
         values: NDArray[Any] = column.cast(pa.from_numpy_dtype(dtype)).to_numpy()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InputError(f"{file}, column {name!r} must hold numbers, not {in_words(column.type)}") from error
+        raise InputError(f"{called(file, name)} must hold numbers, not {in_words(column.type)}") from error
     return values
 
 
@@ -143,13 +144,13 @@ def as_grades(column: pa.ChunkedArray, file: Path, name: str) -> list[NDArray[np
 def _flattened(column: pa.ChunkedArray, file: Path, name: str, thing: str) -> tuple[pa.ChunkedArray, NDArray[np.int64]]:
     """All values of a column of lists, and the row of each."""
     if not is_list(plain_type(column.type)):
-        raise InputError(f"{file}, column {name!r} must hold lists of {thing}s, not {in_words(column.type)}")
+        raise InputError(f"{called(file, name)} must hold lists of {thing}s, not {in_words(column.type)}")
     column = plain(column)
     row_of = np.repeat(np.arange(len(column)), pc.fill_null(pc.list_value_length(column), 0).to_numpy())
     values = pc.list_flatten(column)
     holes = np.unique(row_of[values.is_null().to_numpy()])
     if len(holes):
-        raise InputError(f"{file}, column {name!r}: missing {thing} in row {some(holes)}")
+        raise InputError(f"{called(file, name)}: missing {thing} in row {some(holes)}")
     return values, row_of
 
 
@@ -161,7 +162,7 @@ def _check_above_zero(values: NDArray[np.float64], row_of: NDArray[np.int64], fi
     bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
     if len(bad):
         raise InputError(
-            f"{file}, column {name!r}: {values[bad[0]]:g} in row {some(np.unique(row_of[bad]))}; it must hold finite "
+            f"{called(file, name)}: {values[bad[0]]:g} in row {some(np.unique(row_of[bad]))}; it must hold finite "
             "numbers above 0"
         )
 
@@ -169,7 +170,7 @@ def _check_above_zero(values: NDArray[np.float64], row_of: NDArray[np.int64], fi
 def _no_nulls(column: pa.ChunkedArray, file: Path | str, name: str) -> None:
     if column.null_count:
         rows = np.flatnonzero(np.asarray(column.is_null()))
-        raise InputError(f"{file}, column {name!r}: missing value in row {some(rows)}; fill or drop them")
+        raise InputError(f"{called(file, name)}: missing value in row {some(rows)}; fill or drop them")
 
 
 # Column -> the function that reads and validates it. Fingerprints follow this order.
@@ -261,7 +262,8 @@ def read_parts(path: Path, name: str) -> Parts:
     for file in files:
         there = names_in(file)
         if name not in there:
-            raise InputError(f"{file} has no column {name!r}; it has: {', '.join(there)}")
+            more = words_of(file)["more columns"]
+            raise InputError(f"{called(file)} has no column {name!r}; it has: {', '.join(there)}{more}")
     return [(file, plain(read_checked(file, [name])[name])) for file in files]
 
 

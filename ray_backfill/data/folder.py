@@ -43,6 +43,7 @@ from ray_backfill.data.columns import (
 )
 from ray_backfill.data.division import drawn_rows, held_out
 from ray_backfill.data.vectors import float_type, is_vectors, read_rows, strict_vectors, take_rows
+from ray_backfill.data.words import called, words_of
 from ray_backfill.engine.systems import FloatArray, IntArray
 
 SPLITS = ("gallery", "queries", "train", "classifier", "train_views", "validation")
@@ -233,6 +234,10 @@ class EmbeddingFolder:
         vectors = (self.train.vectors if self.train else {}, self.train_views)
         return sum(array.nbytes for of_model in vectors for array in of_model.values())
 
+    def called(self, split: str) -> str:
+        """What messages call a split, whether it is there or not."""
+        return called(self.path / f"{split}.parquet", in_short=True)
+
     @property
     def train_path(self) -> Path:
         """The folder from which fits read the train split again."""
@@ -333,8 +338,9 @@ def read_folder(
         for name, vectors in other.vectors.items():
             theirs, mine = vectors.shape[1], gallery.vectors.get(name, vectors).shape[1]
             if mine != theirs:
+                what = words_of(path)["column"].format(name)
                 raise InputError(
-                    f"column {name!r} has {theirs} dimensions in {other.path} and {mine} in {gallery.path}; "
+                    f"{what} has {theirs} dimensions in {called(other.path)} and {mine} in {called(gallery.path)}; "
                     "use embeddings of one model"
                 )
     return EmbeddingFolder(path, gallery, queries, *split)

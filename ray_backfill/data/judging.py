@@ -26,6 +26,7 @@ from ray_backfill.data.columns import IMAGE, TEXT
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.leakage import own_items
 from ray_backfill.data.text import lines_of
+from ray_backfill.data.words import words_of
 from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.statistics import bootstrap_means, interval, relative_weights
 from ray_backfill.engine.systems import Filter, IntArray
@@ -143,8 +144,9 @@ def read_sheet(folder: EmbeddingFolder, path: Path, drawn: DrawnPairs) -> dict[s
     pairs = asked.merge(_judgements(path), "outer", ["query", "item"]).sort_values("line")
     if len(unknown := pairs[pairs["sign"].isna()]):
         query, item, line = unknown.iloc[0][["query", "item", "line"]]
+        this = words_of(folder.path)["this"]
         raise InputError(
-            f"{path}, line {line:.0f}: item {item!r} of query {query!r} is not to be judged with this folder and "
+            f"{path}, line {line:.0f}: item {item!r} of query {query!r} is not to be judged with {this} and "
             f"--distance; take the file that simulate --judge wrote for them (a spreadsheet changes ids that look like "
             "numbers or dates: have it read the columns query and item as text)"
         )

@@ -9,9 +9,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ray_backfill.core.outcome import Remark
 from ray_backfill.data.columns import MODELS
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.vectors import hash_rows
+from ray_backfill.data.words import words_of
 from ray_backfill.engine.systems import GroundTruth, IntArray
 
 # Memory for the words of the rows that are processed at a time.
@@ -37,7 +39,7 @@ def own_items(folder: EmbeddingFolder) -> tuple[IntArray, IntArray]:
     return query_K[same_K], item_K[same_K]
 
 
-def leakage_notes(folder: EmbeddingFolder, truth: GroundTruth, is_fitted: bool) -> tuple[str, ...]:
+def leakage_notes(folder: EmbeddingFolder, truth: GroundTruth, is_fitted: bool) -> tuple[Remark, ...]:
     """Sentences for the report about items in two splits.
 
     truth: in which ``own_items`` are ignored. is_fitted: whether anything is fitted on the train split.
@@ -56,29 +58,32 @@ def leakage_notes(folder: EmbeddingFolder, truth: GroundTruth, is_fitted: bool) 
     if queries is not None:
         of_queries = _hashes(queries, models)
         if own := len(own_items(folder)[0]):
-            notes.append(
+            text = (
                 f"{_some(own, len(queries), 'queries')} also in the gallery, with the same id and the same embeddings. "
                 "Each of these items was left out of its own query's results, because a query finds itself first in "
                 "any system."
             )
+            notes.append(Remark(text, matters=False))
         if copies := _with_copies(of_queries, of_gallery, truth):
-            notes.append(
+            text = (
                 f"{_some(copies, len(queries), 'queries')} equal to a gallery item of another id, in every embedding. "
                 "A query finds its copy first in any system, so the figures are too high if these are the same items. "
-                "Remove the copies from the gallery, or give an item the same id in both files: it is then left out of "
+                f"Remove the copies from the gallery, or {words_of(folder.path)['same id']}: it is then left out of "
                 "its own results."
             )
+            notes.append(Remark.about(text, copies, len(queries)))
     for name, table in learned.items():
         of_table = _hashes(table, models)
         others = {"gallery items": of_gallery} | ({} if queries is None else {"queries": of_queries})
         seen = {split: int(np.isin(of_table, hashes).sum()) for split, hashes in others.items()}
         shared = [f"{_some(n, len(table), f'{name} items')} also {split}" for split, n in seen.items() if n]
         if shared:
-            notes.append(
+            text = (
                 f"{'; '.join(shared)}, with the same embeddings. Maps and merges were fitted on what they are measured "
                 "on, so the figures of fitted methods can be too high for items that they have not seen. "
                 f"Use {name} items that are neither in the gallery nor among the queries."
             )
+            notes.append(Remark.about(text, max(n / len(others[split]) for split, n in seen.items()), 1))
     return tuple(notes)
 
 

@@ -1,7 +1,6 @@
 """Right answers: ways to know them, by the words of ``--truth``, and what a comparison makes of them."""
 
 import re
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,17 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_backfill.core.errors import InputError, local_path, regular_file, unknown_name
+from ray_backfill.core.errors import InputError, local_path, unknown_name
+from ray_backfill.core.outcome import Remark
 from ray_backfill.core.plugins import rows_from_outside
 from ray_backfill.data.columns import as_ids, as_weights, is_text, kind_of, plain, some, unknown
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.judging import DrawnPairs, draw, first_found, read_sheet, write_sheet
 from ray_backfill.data.leakage import own_items
+from ray_backfill.data.qrels import read_qrels
 from ray_backfill.data.sources import open_source
-from ray_backfill.data.text import lines_of
+from ray_backfill.data.words import called, words_of
 from ray_backfill.engine.systems import Filter, GroundTruth, IntArray
-
-_QRELS = ["query", "iteration", "item", "grade"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +34,7 @@ class Truth:
 
     ground: GroundTruth
     facts: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Remark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,8 @@ def find_truth(
         every, truth = len(truth.positives), truth.with_filter(parts)
         if lost := every - len(truth.positives):
             lacking = f"{lost:,} of {every:,} right answers have another {filter_column} than their query."
-            notes = (*notes, f"{lacking} No query can find them, so they were left out.")
+            text = f"{lacking} No query can find them, so they were left out."
+            notes = (*notes, Remark.about(text, lost, every))
     if truth.weights is None:
         truth = truth.with_weights(queries.weight)
     own, items = own_items(folder)
@@ -140,8 +140,8 @@ def find_truth(
     if len(truth.skipped) == truth.n_queries:
         other = " other than itself" if len(own) else ""
         raise InputError(
-            f"no query of {folder.path} has a right answer in the gallery{other}: there is nothing to measure; compare "
-            "the labels (or positives) of both files"
+            f"no query of {called(folder.path)} has a right answer in the gallery{other}: there is nothing to measure; "
+            f"compare the labels (or positives) of {words_of(folder.path)['each']}"
         )
     facts = {"truth": {"name": " ".join(words), "is_retention": kind.is_retention} | dict(made.facts)} if words else {}
     return Truth(truth, facts | ({"filter": filter_column} if filter_column else {}), notes)
@@ -158,9 +158,10 @@ def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
         for column, vectors in table.vectors.items():
             zero = np.flatnonzero(~vectors.any(axis=1))
             if distance == "cosine" and len(zero):
+                words = words_of(table.path)
                 raise InputError(
-                    f"{table.path}, column {column!r}: zero vector in row {zero[0]} ({len(zero)} in all), which has no "
-                    "cosine distance; drop them (simulate --drop-broken leaves such rows out), or use --distance l2"
+                    f"{called(table.path, column)}: zero vector in row {zero[0]} ({len(zero)} in all), which has no "
+                    f"cosine distance; {words['drop']}, or {words['l2']}"
                 )
 
 
@@ -193,7 +194,7 @@ def usual_answers(truth: GroundTruth) -> float:
 
 def from_pairs(
     folder: EmbeddingFolder, where: str, queries: NDArray[Any], items: NDArray[Any], grades: NDArray[np.float64]
-) -> tuple[GroundTruth, tuple[str, ...]]:
+) -> tuple[GroundTruth, tuple[Remark, ...]]:
     """The ground truth of judged pairs, and notes on ids that the folder lacks.
 
     where: for messages. queries, items: (n,) ids, each pair once. grades: (n,) grades above 0.
@@ -209,8 +210,8 @@ def from_pairs(
     both = (query_n >= 0) & (item_n >= 0)
     if not both.any():
         raise InputError(
-            f"no line of {where} has a query and an item of {folder.path}: compare its ids with the column 'id' of "
-            "queries and gallery"
+            f"no line of {where} has a query and an item of {called(folder.path)}: compare its ids with "
+            f"{words_of(folder.path)['ids']}"
         )
     pairs = pd.DataFrame({"query": query_n[both], "item": item_n[both], "grade": grades[both]})
     pairs = pairs.sort_values("query", kind="stable")
@@ -221,12 +222,11 @@ def from_pairs(
     ground = GroundTruth.from_positives(positives, ignored, n_gallery=len(folder.gallery), grades=graded)
     notes = []
     if lost := int((query_n < 0).sum()):
-        notes.append(f"Lines of {where} about queries that the folder lacks: {lost:,}. They were not used.")
+        text = f"Lines of {where} about queries that are not among the queries: {lost:,}. They were not used."
+        notes.append(Remark(text, matters=False))
     if lost := int(((query_n >= 0) & (item_n < 0)).sum()):
-        notes.append(
-            f"Right answers of {where} that are not in the gallery: {lost:,}. They were left out; with them every "
-            "recall would be lower."
-        )
+        text = f"Right answers of {where} that are not in the gallery: {lost:,}. They were left out; with them every "
+        notes.append(Remark.about(f"{text}recall would be lower.", lost, len(both)))
     return ground, tuple(notes)
 
 
@@ -259,8 +259,8 @@ def _of_labels(gallery: EmbeddingTable, queries: EmbeddingTable, exclude_self: b
     assert queries.label is not None
     if gallery.label.dtype.kind != queries.label.dtype.kind:
         raise InputError(
-            f"labels are {kind_of(gallery.label)} in {gallery.path} but {kind_of(queries.label)} in {queries.path}; "
-            "use one type"
+            f"labels are {kind_of(gallery.label)} in {called(gallery.path)} but {kind_of(queries.label)} in "
+            f"{called(queries.path)}; use one type"
         )
     names = np.unique(np.concatenate([gallery.label, queries.label]))
     gallery_N = query_Q = _numbers(gallery.label, names, len(names))
@@ -319,52 +319,25 @@ def _from_positives(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
 
 
 def _qrels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
-    """Judgements: query, iteration, item and grade in each line. A grade above 0 is a right answer."""
+    """Judgements in the forms of ``data.qrels``. A grade above 0 is a right answer."""
     path = local_path(request.argument)
-    lines = _read_qrels(path)
-    grades = pd.to_numeric(lines["grade"], errors="coerce")
-    if not np.isfinite(grades).all():
-        wrong = int((~np.isfinite(grades)).argmax())
-        found = lines["grade"].iloc[wrong]
-        raise InputError(f"{path}, line {lines.index[wrong]}: the grade must be a finite number, not {found!r}")
-    different = lines.assign(grade=grades).drop_duplicates()
+    lines = read_qrels(path)
+    different = lines.drop_duplicates()
     if (twice := different.duplicated(["query", "item"])).any():
         query, item, _ = different[twice].iloc[0]
         raise InputError(
-            f"{path}, line {different.index[twice][0]}: another grade of item {item} for query {query} than in an "
-            "earlier line; keep one"
+            f"{path}, {different.index.name} {different.index[twice][0]}: another grade of item {item} for query "
+            f"{query} than in an earlier {different.index.name}; keep one"
         )
     right = different[different["grade"] > 0]
     if not len(right):
         raise InputError(f"{path} has no grade above 0, so nothing is a right answer")
     ground, notes = from_pairs(folder, str(path), *(right[name].to_numpy() for name in right))
     if repeated := len(lines) - len(different):
-        notes = (*notes, f"Lines of {path} that repeat an earlier one: {repeated:,}. Each judgement counts once.")
+        text = f"Lines of {path} that repeat an earlier one: {repeated:,}. Each judgement counts once."
+        notes = (*notes, Remark(text, matters=False))
     facts = {"path": str(path), "judgements": len(different), "right_answers": len(right)}
     return Truth(ground, facts, notes)
-
-
-def _read_qrels(path: Path) -> pd.DataFrame:
-    """Query, item and grade of each line, as text. The index has the numbers of the lines, from 1."""
-    why = ""
-    try:
-        with regular_file(path).open("rb") as opened:
-            deque(lines_of(opened, str(path)), maxlen=0)
-        # An id may be "null" or "NA".
-        plain: Any = {"header": None, "dtype": str, "quoting": 3, "keep_default_na": False}
-        lines = pd.read_csv(path, sep=r"\s+", skip_blank_lines=False, **plain).fillna("")
-        lines = lines[(lines != "").any(axis=1)]
-    except InputError:
-        raise
-    except pd.errors.EmptyDataError as error:
-        raise InputError(f"{path} is empty") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        lines, why = pd.DataFrame(), f": {' '.join(str(error).split())}"
-    if lines.shape[1] != len(_QRELS) or (lines == "").to_numpy().any():
-        raise InputError(f"{path} must have four words in each line (query, iteration, item, grade){why}")
-    return lines.set_axis(_QRELS, axis=1).set_axis(lines.index + 1).drop(columns="iteration")
 
 
 def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
@@ -392,7 +365,8 @@ def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     ground, notes = from_pairs(folder, source.name, pairs["query"].to_numpy(), pairs["item"].to_numpy(), clicks)
     if empty.any():
         which = f"{empty.sum():,} (row {some(np.flatnonzero(empty))})"
-        notes = (*notes, f"Rows of {source.name} without a query or an item: {which}. They were not used.")
+        text = f"Rows of {source.name} without a query or an item: {which}. They were not used."
+        notes = (*notes, Remark(text, matters=False))
     of_query = pairs.groupby(pairs["query"].astype(str))["clicks"].sum()
     # A query without clicks has no right answer, so its weight counts nowhere.
     weights = of_query.reindex((folder.queries or folder.gallery).id.astype(str)).fillna(1.0).to_numpy()
@@ -457,7 +431,7 @@ TRUTHS = (
         "Items with the query's value in this column are right: chunks of one document, crops of one image.",
         _known_item,
     ),
-    TruthKind("qrels", "FILE", "Judgements in TREC's format, with grades.", _qrels),
+    TruthKind("qrels", "FILE", "Judgements with grades: TREC's or BEIR's format, JSON lines or Parquet.", _qrels),
     TruthKind(
         "judged",
         "FILE",

@@ -22,6 +22,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
 from ray_backfill.core.schema import open_checked, reading
 from ray_backfill.data.columns import in_words, is_list, is_text, part_files, plain_type, some
+from ray_backfill.data.words import called, words_of
 from ray_backfill.engine.systems import FloatArray, IntArray
 
 _BATCH_ROWS = 65_536
@@ -116,11 +117,11 @@ def strict_vectors(
     """
     vectors, problems = decode(array, dtype=dtype)
     if ((problems != FINE) & (problems != ZERO)).any():
-        raise InputError(f"{file}, column {name!r}: {_first_problem(array, problems, first_row)}")
+        raise InputError(f"{called(file, name)}: {_first_problem(array, problems, first_row, words_of(file)['drop'])}")
     return vectors
 
 
-def _first_problem(array: pa.Array, problems: NDArray[np.uint8], first_row: int) -> str:
+def _first_problem(array: pa.Array, problems: NDArray[np.uint8], first_row: int, drop: str) -> str:
     missing = np.flatnonzero(np.asarray(array.is_null()))
     if len(missing):
         return f"missing value in row {some(first_row + missing)}; fill or drop them"
@@ -135,7 +136,7 @@ def _first_problem(array: pa.Array, problems: NDArray[np.uint8], first_row: int)
     if not lengths[0]:
         return "the lists are empty; each needs at least one number"
     rows = some(first_row + np.flatnonzero(problems == NOT_FINITE))
-    return f"NaN or infinite values in row {rows}; drop them (simulate --drop-broken leaves such rows out)"
+    return f"NaN or infinite values in row {rows}; {drop}"
 
 
 def float_type(name: str, opened: Sequence[pq.ParquetFile], files: Sequence[Path]) -> type[np.floating[Any]]:
@@ -144,7 +145,7 @@ def float_type(name: str, opened: Sequence[pq.ParquetFile], files: Sequence[Path
     for file, kind in zip(files, types, strict=True):
         if not is_vectors(kind):
             raise InputError(
-                f"{file}, column {name!r} must hold lists of numbers (float16 or float32), not {in_words(kind)}"
+                f"{called(file, name)} must hold lists of numbers (float16 or float32), not {in_words(kind)}"
             )
     return np.float16 if all(pa.types.is_float16(kind.value_type) for kind in types) else np.float32
 
@@ -167,7 +168,7 @@ def read_rows(files: Sequence[Path], first: int, last: int, names: Sequence[str]
                 column = gathered[name]
                 if vectors.shape[1] != column.width:
                     raise InputError(
-                        f"{file}, column {name!r}: {vectors.shape[1]} dimensions in row {row}, but {column.width} in "
+                        f"{called(file, name)}: {vectors.shape[1]} dimensions in row {row}, but {column.width} in "
                         f"{column.first_file}; all rows need the same number"
                     )
                 column.add(vectors)
@@ -204,7 +205,7 @@ def stream_vectors(path: str | Path, *names: str, rows: int | None = None) -> It
         piece = [strict_vectors(batch.column(name), file, name, row, dtype) for name, dtype in dtypes.items()]
         for name, first, vectors in zip(names, pieces[0] if pieces else piece, piece, strict=True):
             if vectors.shape[1] != first.shape[1]:
-                raise InputError(f"{file}, column {name!r}: {vectors.shape[1]} dimensions, but {first.shape[1]} before")
+                raise InputError(f"{called(file, name)}: {vectors.shape[1]} dimensions, but {first.shape[1]} before")
         rows = rows or max(1, _PART_BYTES // sum(vectors[0].nbytes for vectors in piece))
         pieces.append(piece)
         size += len(batch)

@@ -17,6 +17,7 @@ from ray_backfill.core.stages import make_folder, sync, write_whole
 from ray_backfill.data.columns import MODELS, native
 from ray_backfill.data.folder import SPLITS, EmbeddingFolder, EmbeddingTable, read_folder, read_train
 from ray_backfill.data.vectors import is_vectors
+from ray_backfill.data.words import FILES, Words, write_words
 from ray_backfill.engine.systems import as_array
 
 # Of the queries and of the gallery, or of a gallery whose items query the others.
@@ -53,14 +54,18 @@ def write_folder(
         InputError: A column is missing, has a wrong shape or length, or holds values that the data contract refuses,
             such as NaN or duplicate ids; or the folder holds a split that this call would leave beside the new ones.
     """
-    path = local_path(path)
+    return _write(local_path(path), gallery, queries, train, FILES)
+
+
+def _write(path: Path, gallery: Columns, queries: Columns | None, train: Columns | None, words: Words) -> Path:
+    """``write_folder`` for a user who calls the data so."""
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give a folder")
     given = {"train": train, "queries": queries, "gallery": gallery}
     # Before the backfill, a gallery has no new embeddings yet. One that queries itself could not be forecast.
     needed = ("old",) if queries is not None and "new" not in gallery else MODELS
     tables = {
-        name: _table(name, columns, needed if name == "gallery" else MODELS)
+        name: _table(name, columns, needed if name == "gallery" else MODELS, words)
         for name, columns in given.items() if columns is not None
     }  # fmt: skip
     left = [name for name in SPLITS if name not in tables and (path / f"{name}.parquet").exists()]
@@ -72,11 +77,13 @@ def write_folder(
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
         for name, table in tables.items():
             write_parquet(Path(temporary) / f"{name}.parquet", table)
+        write_words(Path(temporary), words)
         try:
             read_folder(temporary, gallery_needs=needed)
         except InputError as error:
             raise InputError(str(error).replace(temporary, str(path))) from error
         make_folder(path)
+        write_words(path, words)
         for name in tables:
             (Path(temporary) / f"{name}.parquet").replace(path / f"{name}.parquet")
             sync(path)
@@ -99,11 +106,12 @@ def load_array(path: Path | None) -> NDArray[Any] | None:
     return array
 
 
-def write_arrays(path: str | Path, arrays: Mapping[str, Arrays | None]) -> Path:
-    """Write arrays of queries and gallery as a folder of embeddings without a train split.
+def write_arrays(path: Path, arrays: Mapping[str, Arrays | None], words: Words, train: Columns | None = None) -> Path:
+    """Write arrays of queries and gallery as a folder of embeddings.
 
     Args:
-        path: As for ``write_folder``, and so are the errors.
+        path: As for ``write_folder``, and so are train and the errors.
+        words: What the user calls the arrays.
         arrays: Column ("old", "new", "label") -> (queries, gallery), or one array of a gallery that queries itself.
     """
     pairs = {
@@ -119,10 +127,10 @@ def write_arrays(path: str | Path, arrays: Mapping[str, Arrays | None]) -> Path:
         if columns and len(columns) < len(pairs):
             lacking = next(name for name in pairs if name not in columns)
             raise InputError(f"{lacking} has no array for the {split}; old, new and label need the same splits")
-    return write_folder(path, gallery, queries or None)
+    return _write(path, gallery, queries or None, train, words)
 
 
-def _table(split: str, columns: Columns, models: Sequence[str]) -> pa.Table:
+def _table(split: str, columns: Columns, models: Sequence[str], words: Words) -> pa.Table:
     """The columns of a split in the types of the data contract. models: columns that must be there."""
     if not isinstance(columns, Mapping | pd.DataFrame):
         raise InputError(
@@ -132,17 +140,20 @@ def _table(split: str, columns: Columns, models: Sequence[str]) -> pa.Table:
     missing = [name for name in models if name not in given]
     if missing:
         raise InputError(f"{split}: no column {missing[0]!r}; it has: {', '.join(given)}")
-    arrays = {name: _column(split, name, values) for name, values in given.items()}
+    what = {name: words.get(f"{split}/{name}", f"{split}: column {name!r}") for name in given}
+    arrays = {name: _column(what[name], name, values) for name, values in given.items()}
     rows = {name: len(array) for name, array in arrays.items()}
     for name, count in rows.items():
         if count != rows["old"]:
-            raise InputError(f"{split}: column {name!r} has {count} rows, 'old' has {rows['old']}")
+            of_old = words.get(f"{split}/old", "'old'")
+            raise InputError(f"{what[name]} has {count} rows, {of_old} has {rows['old']}")
+    if not rows["old"]:
+        raise InputError(f"{what['old']} has no rows; each split needs at least one")
     return pa.table({"id": np.arange(rows["old"])} | arrays)
 
 
-def _column(split: str, name: str, values: Any) -> pa.Array:
-    """One column; two dimensions are embeddings."""
-    what = f"{split}: column {name!r}"
+def _column(what: str, name: str, values: Any) -> pa.Array:
+    """One column; two dimensions are embeddings. what: its name in messages."""
     if name in _LISTS:
         rows = [as_array(row, what) for row in values]
         if any(row.ndim != 1 for row in rows):
@@ -174,6 +185,7 @@ def with_train(folder: EmbeddingFolder, items: EmbeddingTable, place: Path) -> E
     if items.label is not None:
         columns["label"] = pa.array(items.label)
     write_parquet(place / "train.parquet", pa.table(columns))
+    write_words(place, {"train": "the sample"})
     split = read_train(place, tuple(items.vectors))
     return replace(folder, train=split.train, validation=split.validation, sample_path=place)
 

@@ -1,15 +1,15 @@
 """What is to be embedded: texts or images of a user, as a gallery, queries and a train split, written in parts.
 
-Texts come from any source of tables (``data.sources``) or from a folder as BEIR has it (corpus.jsonl, queries.jsonl,
-qrels); images from a folder, whose subfolders are classes, a table of their paths, or tar shards as WebDataset has
-them. Where there is one source only, queries and a train split are drawn from it at random.
+Texts come from any source of tables (``data.sources``), or with queries and judgements from a folder as BEIR or MTEB
+has it, or from ir_datasets; images from a folder, whose subfolders are classes, a table of their paths, or tar shards.
+Where there is one source only, queries and a train split are drawn from it at random.
 """
 
-import csv
-import math
+import re
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from ray_backfill.core.errors import InputError, regular_file
+from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.progress import say, step
 from ray_backfill.core.runkey import RunKey, fingerprint
 from ray_backfill.core.schema import read_checked
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, remove_halves
 from ray_backfill.data.columns import is_text, part_files
-from ray_backfill.data.sources import open_source
-from ray_backfill.data.text import lines_of
+from ray_backfill.data.qrels import read_qrels
+from ray_backfill.data.sources import client_of, one_line, open_source
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import TEXT
 from ray_backfill.images.archives import why_no_end
@@ -34,6 +34,9 @@ SPLITS = ("gallery", "queries", "train")
 _IDS = ("id", "_id", "doc_id", "docid", "pid", "query_id")
 _TEXTS = ("text", "content", "body", "passage", "sentence", "question", "query")
 _IMAGES = ("image", "path", "file", "file_name", "filename")
+# How the files or folders of a collection are called in BEIR and on the Hugging Face Hub, where default lies in data.
+_COLLECTION = {"corpus": ("corpus",), "queries": ("queries", "query"), "qrels": ("qrels", "default", "data")}
+_ENDINGS, _IR_DATASETS = (".jsonl", ".tsv", ".parquet"), "ir_datasets:"
 # Columns that say where an image is: its file or shard, and there the first byte and the number of bytes.
 PLACE = ("image", "offset", "bytes")
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
@@ -61,6 +64,10 @@ class ItemSettings:
     """Queries that are drawn from a single source, at most a tenth of it."""
     draw_train: int = 5000
     """Items for maps that are drawn from a single source, at most a quarter of it."""
+    split: str = ""
+    """Of a folder with judgements: those that count, such as dev; empty: test, otherwise the first."""
+    subset: str = ""
+    """Of a folder with several collections: the one that counts, such as de of de-corpus and de-queries."""
     part_rows: int = 2000
     """Items of a part, at most. A run that was stopped keeps its finished parts. Small splits have smaller parts."""
     draw_seed: int = 0
@@ -89,8 +96,11 @@ def write_items(folder: Path, sources: ItemSources, settings: ItemSettings, over
         InputError: A source cannot be read, lacks a column, has an id twice, or holds too few items.
     """
     with step("read items"):
-        if sources.modality == TEXT and (Path(sources.gallery) / "corpus.jsonl").is_file():
-            tables = _beir(Path(sources.gallery), sources, settings)
+        parts = _collection(Path(sources.gallery), settings) if sources.modality == TEXT else {}
+        if parts:
+            tables = _of_collection(parts, sources, settings)
+        elif sources.modality == TEXT and sources.gallery.startswith(_IR_DATASETS):
+            tables = _of_ir_datasets(sources, settings)
         else:
             read = _text_table if sources.modality == TEXT else _image_table
             given = {split: source for split in SPLITS if (source := getattr(sources, split))}
@@ -100,6 +110,7 @@ def write_items(folder: Path, sources: ItemSources, settings: ItemSettings, over
         _check_labels(tables)
         marks = {split: _mark(table) for split, table in tables.items()}
         made = asdict(replace(settings, id_column="", text_column="", image_column="", label_column=""))
+        made = {name: value for name, value in made.items() if name not in ("split", "subset")}
         key = RunKey("items", {"modality": sources.modality} | made, marks)
         if begin_stage(folder, key, overwrite):
             return folder
@@ -179,34 +190,97 @@ def _check(split: str, table: pa.Table, sources: ItemSources) -> None:
         raise InputError(f"{what}: the {split} has the id {twice.tolist()[0]!r} twice; make ids unique")
 
 
-def _beir(folder: Path, sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
-    """The corpus, and the queries that have judgements, with them."""
-    qrels = sorted((folder / "qrels").glob("*.tsv"))
-    if not qrels:
-        raise InputError(f"{folder} has no qrels/*.tsv; give another folder, or --texts and --queries as files")
-    judged = next((path for path in qrels if path.stem == "test"), qrels[0])
-    answers: dict[str, dict[str, float]] = {}
-    with regular_file(judged).open("rb") as opened:
-        lines = (line.decode() for _, line in lines_of(opened, str(judged)))
-        for row in csv.reader(lines, delimiter="\t"):
-            try:
-                grade = float(row[-1]) if len(row) > 2 else 0.0
-            except ValueError:  # the names of the columns
-                continue
-            if 0 < grade < math.inf:
-                answers.setdefault(row[0], {})[row[-2]] = grade
+def _collection(folder: Path, settings: ItemSettings) -> dict[str, dict[str, list[Path]]]:
+    """The files of a folder as BEIR or MTEB has it: part of _COLLECTION -> split -> files. Empty for other sources.
+
+    Raises InputError for a subset that is not there, or not said.
+    """
+    of = f"{settings.subset}-" if settings.subset else ""
+    found = {part: _by_split(folder, [of + name for name in names]) for part, names in _COLLECTION.items()}
+    if found["corpus"] and found["queries"]:
+        return found
+    ends = ("-corpus", "-queries")
+    if subsets := set.intersection(*({path.name.split(end)[0] for path in folder.glob(f"*{end}*")} for end in ends)):
+        raise InputError(f"{folder} has several collections; --items.subset names one: {', '.join(sorted(subsets))}")
+    if settings.split or settings.subset:
+        raise InputError(f"{folder} is no folder with {of}corpus and {of}queries; leave --items.split and subset out")
+    return {}
+
+
+def _by_split(folder: Path, names: Sequence[str]) -> dict[str, list[Path]]:
+    """The first of these files, or the files of the first of these folders, such as test-00000-of-00002.parquet."""
+    for name, ending in product(names, _ENDINGS):
+        file, found = folder / f"{name}{ending}", dict[str, list[Path]]()
+        for each in [file] if file.is_file() else sorted((folder / name).glob(f"*{ending}")):
+            found.setdefault(re.sub(r"-\d+-of-\d+.*", "", each.stem), []).append(each)
+        if found:
+            return found
+    return {}
+
+
+def _of_collection(
+    parts: Mapping[str, dict[str, list[Path]]], sources: ItemSources, settings: ItemSettings
+) -> dict[str, pa.Table]:
+    """The corpus and the judged queries of a folder. Both have the split of the judgements, or only one."""
+    folder, judged = sources.gallery, parts["qrels"]
+    if not judged:
+        raise InputError(
+            f"{folder} has no qrels, default or data; give another folder, or --texts and --queries as files"
+        )
+    split = settings.split or ("test" if "test" in judged else min(judged))
+    if split not in judged:
+        raise InputError(f"{unknown_name('--items.split', split, judged)} (of {folder})")
+
+    def read(part: str) -> pa.Table:
+        of_split = parts[part]
+        if split not in of_split and len(of_split) > 1:
+            raise InputError(f"{folder}: its {part} has the splits {', '.join(of_split)}, and none is {split}")
+        files = of_split.get(split) or next(iter(of_split.values()))
+        tables = [_text_table(str(file), settings, is_query=part == "queries") for file in files]
+        tables = [table.set_column(0, "id", table["id"].cast(pa.string())) for table in tables]
+        return pa.concat_tables(tables, promote_options="permissive")
+
+    lines = (line for file in judged[split] for line in read_qrels(file).itertuples(index=False, name=None))
+    return _judged(read("corpus"), read("queries"), lines, sources, settings)
+
+
+def _of_ir_datasets(sources: ItemSources, settings: ItemSettings) -> dict[str, pa.Table]:
+    """The documents and judged queries of a data set that ir_datasets knows, their texts as its default_text() says."""
+    name = sources.gallery.removeprefix(_IR_DATASETS)
+    with client_of(sources.gallery, "ir_datasets"):
+        import ir_datasets
+    with one_line(sources.gallery):
+        try:
+            given = ir_datasets.load(name)
+        except KeyError:
+            raise InputError(f"ir_datasets knows no {name!r}; this lists what it knows: ir_datasets list") from None
+        if missing := [part for part in ("docs", "queries", "qrels") if not given.has(part)]:
+            raise InputError(f"{sources.gallery} has no {' and no '.join(missing)}; name a part, such as {name}/test")
+        docs = [(doc.doc_id, doc.default_text()[:_MOST_CHARACTERS].strip()) for doc in given.docs_iter()]
+        asked = [(query.query_id, query.default_text()[:_MOST_CHARACTERS]) for query in given.queries_iter()]
+        lines = [(line.query_id, line.doc_id, line.relevance) for line in given.qrels_iter()]
+    gallery, queries = (
+        pa.table({"id": pa.array([i for i, _ in rows], pa.string()), "text": pa.array([t for _, t in rows])})
+        for rows in (docs, asked)
+    )
+    return _judged(gallery, queries, lines, sources, settings)
+
+
+def _judged(
+    gallery: pa.Table, queries: pa.Table, lines: Iterable[Any], sources: ItemSources, settings: ItemSettings
+) -> dict[str, pa.Table]:  # fmt: skip
+    """The corpus, and the queries that have right answers, with them. lines: query, item and grade; the last counts."""
     if sources.queries:
-        raise InputError(f"{folder} has queries of its own; leave --queries out, or give corpus.jsonl as --texts")
-    gallery, queries = (_text_table(str(folder / f"{name}.jsonl"), settings) for name in ("corpus", "queries"))
-    gallery, queries = (t.set_column(0, "id", t["id"].cast(pa.string())) for t in (gallery, queries))
+        raise InputError(f"{sources.gallery} has queries of its own; leave --queries out, or give files as --texts")
+    answers: dict[str, dict[str, float]] = {}
+    for query, item, grade in lines:
+        answers.setdefault(query, {})[item] = grade
+    answers = {query: right for query, of in answers.items() if (right := {i: g for i, g in of.items() if g > 0})}
     queries = queries.filter(pa.compute.is_in(queries["id"], pa.array(list(answers), pa.string())))
     there = set(gallery["id"].to_pylist())
-    judged_items = [answers[query] for query in queries["id"].to_pylist()]
-    if not any(there & set(items) for items in judged_items):
-        raise InputError(
-            f"{judged} judges no item of the corpus that a query of {folder} has; use files of one data set"
-        )
-    kept = [{item: grade for item, grade in items.items() if item in there} for items in judged_items]
+    kept = [{i: g for i, g in answers[query].items() if i in there} for query in queries["id"].to_pylist()]
+    if not any(kept):
+        raise InputError(f"{sources.gallery} judges no item of the corpus for its queries; use files of one data set")
     positives = pa.array([list(items) for items in kept], pa.list_(pa.string()))
     grades = pa.array([list(items.values()) for items in kept], pa.list_(pa.float64()))
     queries = queries.append_column("positives", positives).append_column("grades", grades)
@@ -214,13 +288,13 @@ def _beir(folder: Path, sources: ItemSources, settings: ItemSettings) -> dict[st
     return tables | ({"train": _text_table(sources.train, settings)} if sources.train else {})
 
 
-def _text_table(given: str, settings: ItemSettings) -> pa.Table:
-    """The columns id, text and label of a source."""
+def _text_table(given: str, settings: ItemSettings, is_query: bool = False) -> pa.Table:
+    """The columns id, text and label of a source. is_query: only its text counts, with its white space, as in MTEB."""
     table, text_name = _read_table(given, settings, "text", settings.text_column, _TEXTS)
-    title = "title" if "title" in table.column_names and not settings.text_column and text_name != "title" else ""
-    rows = zip(*(table[name].to_pylist() for name in (title, text_name) if name), strict=True)
-    joined = (" ".join(str(part).strip() for part in row if part is not None) for row in rows)
-    texts = pa.array([text[:_MOST_CHARACTERS].strip() for text in joined], pa.large_string())
+    has_title = "title" in table.column_names and not (settings.text_column or text_name == "title" or is_query)
+    rows = zip(*(table[name].to_pylist() for name in ["title"] * has_title + [text_name]), strict=True)
+    joined = (" ".join(str(part) for part in row if part is not None)[:_MOST_CHARACTERS] for row in rows)
+    texts = pa.array([text if is_query else text.strip() for text in joined], pa.large_string())
     ids_and_labels = {name: table[name] for name in ("id", "label") if name in table.column_names}
     ids = ids_and_labels.pop("id", pa.array(np.arange(len(table))))
     return pa.table({"id": ids, "text": texts} | ids_and_labels)

@@ -20,7 +20,7 @@ _REFUSED = {
 }
 
 # Options that every kind has, and kinds whose names may be files or folders.
-_SHARED, _OF_FILES = ("dims", "prompt", "batch"), ("hf", "sentence-transformers", "onnx")
+_SHARED, _OF_FILES = ("dims", "prompt", "batch"), ("hf", "sentence-transformers", "onnx", "cached")
 
 
 @cache

@@ -22,6 +22,7 @@ from ray_backfill.core.schema import open_checked
 from ray_backfill.core.streams import said_if_it_dies
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.folder import left_out_file
+from ray_backfill.data.words import OF_MODELS, write_words
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.bill import bill, estimate
 from ray_backfill.encode.encoder import Device, Model, same_model
@@ -56,7 +57,9 @@ def embed_two(
             for name, model in given.items()
         }
     folder = context.out / ("before" if of_gallery else "embeddings")
-    return embed_items(folder, request, context.actors, context.overwrite, here)
+    embed_items(folder, request, context.actors, context.overwrite, here)
+    write_words(folder, OF_MODELS)
+    return folder
 
 
 def embed_items(

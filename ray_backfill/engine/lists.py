@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.core.kernels import Array, kernel
+from ray_backfill.core.kernels import Array, count_up_to, kernel
 from ray_backfill.engine.merges import Merge
 from ray_backfill.engine.metrics import ABSENT, NO_PLACES, GradedAnswers, Rankings, measure, metric_codes, parse_metric
 from ray_backfill.engine.systems import GroundTruth, IntArray
@@ -154,7 +154,7 @@ def measure_lists(
     parsed, (b, points, k) = [parse_metric(name) for name in metrics], item_bTk.shape
     right = GradedAnswers.of(truth, queries, with_grades=any(metric.uses_grades for metric in parsed))
     starts = np.concatenate([[0], np.cumsum(np.minimum(np.diff(right.starts), k))])
-    before = np.full(points * starts[-1], ABSENT)
+    before = np.full(points * starts[-1], ABSENT, np.int32)
     rankings = Rankings(before, starts, np.zeros(len(before), np.int32) if len(right.grades) else NO_PLACES)
     rank_lists(item_bTk, truth, queries, rankings)
     values, top1 = np.empty((b, points, len(parsed))), np.empty((b, points), np.bool_)
@@ -165,7 +165,7 @@ def measure_lists(
 def rank_lists(item_bTk: IntArray, truth: GroundTruth, queries: IntArray, rankings: Rankings) -> None:
     """Write the ranks of the right answers that are listed into the first T points of ``rankings``.
 
-    queries: (b,) rows. rankings: of these; its ``before`` are int64, and what is not listed stays there.
+    queries: (b,) rows. rankings: of these; what is not listed stays as it is.
     """
     points = len(rankings.before) // max(1, int(rankings.starts[-1]))
     of_truth = truth.positives, truth.positive_starts, truth.ignored, truth.ignored_starts
@@ -201,5 +201,5 @@ def _rank(
 @kernel
 def place_of(ascending: Array, value: int) -> Any:
     """Index of a value; -1 if it is not there."""
-    at = np.searchsorted(ascending, value)
-    return at if at < len(ascending) and ascending[at] == value else -1
+    at = count_up_to(ascending, value) - 1
+    return at if at >= 0 and ascending[at] == value else -1

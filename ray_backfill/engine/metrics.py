@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.kernels import Array, kernel, sum_of
+from ray_backfill.core.kernels import Array, count_up_to, kernel, sum_of
 from ray_backfill.engine.systems import GroundTruth, IntArray, rows_of
 
 # (ranks, n_right, cut, grades, ideal) -> the metric of one ranking. Compiled.
@@ -51,7 +51,7 @@ class MetricKind:
 
 
 # In ``Rankings.before``: more wrong items than any gallery has.
-ABSENT = 1 << 62
+ABSENT = (1 << 31) - 1
 NO_PLACES: NDArray[np.int32] = np.empty(0, np.int32)
 
 
@@ -63,7 +63,7 @@ class Rankings(NamedTuple):
     which of the query's right answers it is, as an index into them; empty if nobody asked.
     """
 
-    before: IntArray
+    before: NDArray[np.int32]
     starts: IntArray
     places: NDArray[np.int32]
 
@@ -71,24 +71,30 @@ class Rankings(NamedTuple):
 class GradedAnswers(NamedTuple):
     """The right answers of b queries. starts: (b + 1,), CSR. grades: aligned with them; empty if all count as 1.
 
-    With grades, ``Rankings`` need places.
+    ideal: the grades of each query, in descending order. With grades, ``Rankings`` need places.
     """
 
     starts: IntArray
     grades: NDArray[np.float64]
+    ideal: NDArray[np.float64]
 
     @classmethod
     def of(cls, truth: GroundTruth, queries: IntArray, with_grades: bool) -> "GradedAnswers":
         if truth.grades is None or not with_grades:
-            return cls(rows_of(truth.positives, truth.positive_starts, queries)[1], np.empty(0))
+            return cls.graded(rows_of(truth.positives, truth.positive_starts, queries)[1], np.empty(0))
         grades, starts = rows_of(truth.grades, truth.positive_starts, queries)
-        return cls(starts, grades)
+        return cls.graded(starts, grades)
+
+    @classmethod
+    def graded(cls, starts: IntArray, grades: NDArray[np.float64]) -> "GradedAnswers":
+        of_query = np.repeat(np.arange(len(starts) - 1), np.diff(starts) if len(grades) else 0)
+        return cls(starts, grades, grades[np.lexsort((-grades, of_query))])
 
 
 @kernel
 def _sum_of_precisions(ranks: Array, cut: int) -> float:
     """The sum of the precision (share of right items) at the ranks of right answers, up to rank ``cut``."""
-    n_found = np.searchsorted(ranks, cut, side="right")
+    n_found = count_up_to(ranks, cut)
     terms = np.empty(n_found)
     for j in range(np.uint64(n_found)):
         terms[j] = np.float64(np.int32(j + np.uint64(1))) / ranks[j]
@@ -136,7 +142,7 @@ CUT_AVERAGE_PRECISION = MetricKind(
 @kernel
 def precision(ranks: Array, n_right: int, cut: int, grades: Array, ideal: float) -> float:
     """The share of right answers among the first k results."""
-    return np.searchsorted(ranks, cut, side="right") / cut
+    return count_up_to(ranks, cut) / cut
 
 
 PRECISION = MetricKind(
@@ -231,7 +237,7 @@ NDCG = MetricKind(
 # A metric's place is its number in ``_value``.
 KINDS = (AVERAGE_PRECISION, CMC, RECALL, RECIPROCAL_RANK, CUT_AVERAGE_PRECISION, PRECISION, NDCG)
 _NUMBER = {kind.name: number for number, kind in enumerate(KINDS)}
-_WHOLE = ABSENT >> 1  # below the ranks of absent right answers, which are float64: ABSENT + 1 is ABSENT there
+_WHOLE = ABSENT  # a right answer that is absent has a higher rank
 
 
 @kernel
@@ -346,7 +352,7 @@ def measure(rankings: Rankings, right: GradedAnswers, codes: MetricCodes, values
     values: (b, T, M). top1: (b, T).
     """
     before, starts, places = rankings
-    right_starts, right_grades = right
+    right_starts, right_grades, descending = right
     numbers, cuts, uses_grades = codes
     n_queries, points = top1.shape
     is_graded = len(right_grades) > 0
@@ -356,7 +362,8 @@ def measure(rankings: Rankings, right: GradedAnswers, codes: MetricCodes, values
         of_query = right_grades[right_starts[q] : right_starts[q + 1]] if is_graded else right_grades[:0]
         for m in range(len(numbers)):
             if uses_grades[m]:
-                ideals[m] = _value(numbers[m], np.arange(1.0, n_right + 1), n_right, cuts[m], -np.sort(-of_query), 1.0)
+                best = descending[right_starts[q] : right_starts[q + 1]]
+                ideals[m] = _value(numbers[m], np.arange(1.0, n_right + 1), n_right, cuts[m], best, 1.0)
         ranks, grades = np.empty(width), np.empty(width if is_graded else 0)
         for i in range(points):
             # Loops of unsigned indices and of int32 numbers are compiled to vectors on all processors.

@@ -8,7 +8,7 @@ Reading results needs neither matplotlib nor jinja2 nor rich: the functions that
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -62,6 +62,7 @@ class ForecastResults:
     rows: Sequence[ForecastRow]
     differences: Sequence[ForecastDifference]
     calibration: Sequence[CalibrationRow]
+    is_kept: bool = field(default=True, kw_only=True)
 
     @property
     def summary(self) -> pd.DataFrame:
@@ -89,15 +90,16 @@ class ForecastResults:
             table.add_section()
         before = [Text(sentence, "bold") for sentence in findings(self)]
         before += [Text(sentence, "yellow") for sentence in warnings(self)]
+        report = "report.html" if self.is_kept else "report.html of a run with out=..."
         notes = [Text(width(self.of(self.metrics[0], self.orders[0])))]
         if others := self.metrics[1:]:
-            notes.append(Text(f"Other metrics, in report.html: {', '.join(others)}."))
+            notes.append(Text(f"Other metrics, in {report}: {', '.join(others)}."))
         if left_out := self.manifest.get("left_out"):
-            notes.append(Text(f"Left out: {', '.join(left_out)} (report.html says why)."))
+            notes.append(Text(f"Left out: {', '.join(left_out)} ({report} says why)."))
         if command := next_command(self):
             notes.append(Text(f"to halve the interval of the first row: {command}", "bold"))
         notes.append(Text(COLUMNS, "dim"))
-        show(None, table, notes, 2, "report.html or summary.parquet", before)
+        show(None, table, notes, 2, f"{report} or {'summary.parquet' if self.is_kept else '.summary'}", before)
 
     def plot(self) -> "Figure":
         """Draw the curves with their 95 % intervals. Needs matplotlib."""

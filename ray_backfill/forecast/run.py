@@ -85,7 +85,7 @@ def sample_models(
     _number_of(budget)
     written = write_items(context.out / "items", sources, items, context.overwrite)
     if not {"positives", "label"} & set(names_in(part_files(written / "queries.parquet")[0])):
-        raise InputError("a forecast needs right answers: labels of the items, or a folder as BEIR has it")
+        raise InputError("a forecast needs right answers: labels of the items, or a folder as BEIR or MTEB has it")
     data, file = embed_two(context, specs, sources, items, ("old",)), context.out / SAMPLE_FILE
     folder = read_before_backfill(data)
     number = _number_of(budget, len(folder.gallery))

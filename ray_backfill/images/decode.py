@@ -78,6 +78,13 @@ def thumbnail(content: bytes) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(small.getvalue()).decode("ascii")
 
 
+def png(pixels_SSC: NDArray[np.uint8]) -> bytes:
+    """The PNG file of decoded pixels."""
+    file = io.BytesIO()
+    Image.fromarray(pixels_SSC.squeeze()).save(file, "PNG")
+    return file.getvalue()
+
+
 def read_inside(folder: Path, name: str) -> bytes:
     """The bytes of a file below ``folder``; b"" if it is missing, too large, unreadable or elsewhere.
 

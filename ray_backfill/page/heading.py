@@ -1,12 +1,14 @@
 """What a reader must know about the data of a run: data set, recipe, date, whether they are invented, and notes."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from ray_backfill.core.outcome import Remark
+
 # The note in manifests.
-INVENTED = (
+INVENTED = Remark(
     "The embeddings are invented: they were drawn from a model of distances, no real item was seen. The figures show "
     "scale and arithmetic, not which method is better."
 )
@@ -50,21 +52,21 @@ def without_folders(text: str) -> str:
     return _PLAIN.sub(lambda path: path["last"], text)
 
 
-def data_notes(data: Mapping[str, Any]) -> tuple[str, ...]:
+def data_notes(data: Mapping[str, Any], file: Callable[[str], str] = str) -> tuple[Remark, ...]:
     """Sentences about what was left out, with the file that lists it, on weights, and the notes on the data.
 
-    data: the key ``data`` of a manifest.
+    data: the key ``data`` of a manifest. file: what to call a file of the results.
     """
     notes = []
     if skipped := data.get("queries_skipped"):
-        notes.append(
-            f"Queries without a right answer in the gallery, left out: {skipped:,}; skipped_queries.parquet lists them."
-        )
+        lists = f"{file('skipped_queries.parquet')} lists them"
+        text = f"Queries without a right answer in the gallery, left out: {skipped:,}; {lists}."
+        notes.append(Remark.about(text, skipped, data.get("queries", 0)))
     if broken := data.get("broken_images"):
-        notes.append(
-            f"Images that could not be read, left out: {broken:,}; broken.parquet beside the embeddings lists them."
-        )
+        text = f"Images that could not be read, left out: {broken:,}; broken.parquet beside the embeddings lists them."
+        notes.append(Remark.about(text, broken, data.get("gallery_items", 0)))
     if column := data.get("queries_weighted_by"):
         by = "each query's clicks" if column == "clicks" else f"column {column}"
-        notes.append(f"Every mean over queries is weighted by {by}.")
-    return (*notes, *data.get("notes", ()))
+        notes.append(Remark(f"Every mean over queries is weighted by {by}.", matters=False))
+    notes += [Remark(text) for text in data.get("notes", ())]
+    return (*notes, *(Remark(text, matters=False) for text in data.get("remarks", ())))

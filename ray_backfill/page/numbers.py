@@ -175,8 +175,8 @@ class Differences:
         """The frame as text."""
         numbers = 100 * self.frame[["auc", "other_auc", "difference", "low", "high"]]
         shown = self.frame.drop(columns=[*numbers.columns, "verdict"])
-        shown["AUC"] = [f"{auc:.1f}" for auc in numbers["auc"]]
-        shown["other AUC"] = [f"{auc:.1f}" for auc in numbers["other_auc"]]
+        shown["average"] = [f"{auc:.1f}" for auc in numbers["auc"]]
+        shown["other average"] = [f"{auc:.1f}" for auc in numbers["other_auc"]]
         shown["difference"] = [f"{difference:+.2f}" for difference in numbers["difference"]]
         shown["95 % interval"] = [
             f"{low:+.2f} to {high:+.2f}" for low, high in zip(numbers["low"], numbers["high"], strict=True)

@@ -106,9 +106,9 @@ def bind(sentence: str) -> str:
 
 
 def data_facts(facts: Mapping[str, Any]) -> dict[str, str]:
-    """The known facts about the data, in words; without its notes."""
+    """The known facts about the data, in words; without its notes and remarks."""
     known = [k for k in DATA_WORDS if k in facts]
-    rest = [k for k in facts if k not in DATA_WORDS and k != "notes"]
+    rest = [k for k in facts if k not in (*DATA_WORDS, "notes", "remarks")]
     return {DATA_WORDS.get(k, k.replace("_", " ")): plain(facts[k]) for k in known + rest}
 
 

@@ -52,7 +52,8 @@ def test_maps_are_those_of_the_sample_as_train_split(tmp_path: Path) -> None:
 
 def test_the_report_says_what_was_fitted_on() -> None:
     results = rb.simulate(old=(OLD_Q, OLD_G), new=(NEW_Q, NEW_G))
-    note = next(note for note in results.manifest.data["notes"] if "no train split" in note)
+    (note,) = results.manifest.data["remarks"]
+    assert note.startswith("No train items were given. ")
     assert f"{len(fit_rows(N, 24)):,} of the {N:,} gallery items (20 %)" in note
     assert "new model" in results.verdict
     assert "ridge_gallery" in results.methods

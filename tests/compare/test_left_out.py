@@ -1,5 +1,6 @@
 """What a folder of embeddings lacks is left out, with the reason, and the rest runs."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import ray_backfill as rb
 from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.report import print_table
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.compare.tables import Manifest
@@ -99,3 +102,29 @@ def test_few_items_per_dimension_are_mentioned(folder: Path, dims: int, said: st
     assert any(said in note and "fit noise there" in note for note in notes) == bool(said)
     none = Evaluation(methods=("rm_naive",), orders=("random",))
     assert resolved(folder, none).notes == ()
+
+
+def test_what_needs_a_library_that_is_missing_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In an environment with what the wheel alone needs."""
+    gone = ("torch", "ray", "faiss")
+    monkeypatch.setattr("ray_backfill.core.errors.find_spec", lambda name: None if name in gone else find_spec(name))
+    label = np.arange(600) % 20
+    items = [
+        {"old": c[:, :8] + rng.normal(size=(n, 8)), "new": c + 0.5 * rng.normal(size=(n, 16)), "label": label[:n]}
+        for n, seed in ((600, 1), (100, 2), (600, 3))
+        for rng, c in [(np.random.default_rng(seed), np.random.default_rng(0).normal(size=(20, 16))[label[:n]])]
+    ]
+    data = rb.write_folder(tmp_path / "data", *items)
+    command = f"ray-backfill simulate --data {data} --methods rm_naive ridge_gallery fct"
+    how = Evaluation(methods=("rm_naive", "ridge_gallery", "fct"), orders=("random",))
+    out = evaluate_folder(data, how, FitSettings(), Context(tmp_path / "out", command=command))
+    (missing,) = rb.read_results(out).manifest.left_out
+    assert missing.name == "fct"
+    assert missing.reason.startswith("needs torch, which is not installed; type: python -m pip install '")
+    print_table(out)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "next: " in printed
+    assert "drill" in printed
+    assert "(needs ray, which is not installed; type: python -m pip install '" in printed

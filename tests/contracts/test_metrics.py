@@ -41,7 +41,8 @@ def measured(ranks: NDArray[np.int64], name: str, n_right: int, grades: np.ndarr
     values, top1 = np.empty((1, 1, 1)), np.empty((1, 1), np.bool_)
     places = np.arange(len(ranks), dtype=np.int32)
     rankings = Rankings(ranks - places - 1, np.array([0, len(ranks)]), places)
-    measure(rankings, GradedAnswers(np.array([0, n_right]), grades), metric_codes([parse_metric(name)]), values, top1)
+    right = GradedAnswers.graded(np.array([0, n_right]), grades)
+    measure(rankings, right, metric_codes([parse_metric(name)]), values, top1)
     return float(values[0, 0, 0])
 
 

@@ -75,7 +75,7 @@ def test_rows_that_belong_together_pass(tmp_path: Path, command: Command) -> Non
 
 def test_arrays_in_another_order_stop_the_python_interface() -> None:
     given = columns(1_000, 1)
-    with pytest.raises(InputError, match=r"gallery\.parquet: old and new agree .* same row order\?"):
+    with pytest.raises(InputError, match=r"the gallery data: old and new agree .* must be the same item"):
         rb.simulate(old=given["old"], new=given["new"][::-1], points=3)
 
 

@@ -13,7 +13,7 @@ def value(ranks: list[int], name: str, n_right: int = 3, grades: list[float] | N
     """The metric of one ranking. grades: of all right answers; the found ones are the first of them."""
     values, top1 = np.empty((1, 1, 1)), np.empty((1, 1), np.bool_)
     before, places = np.array(ranks, np.int64) - np.arange(len(ranks)) - 1, np.arange(len(ranks), dtype=np.int32)
-    right = GradedAnswers(np.array([0, n_right]), np.array(grades or [], np.float64))
+    right = GradedAnswers.graded(np.array([0, n_right]), np.array(grades or [], np.float64))
     measure(
         Rankings(before, np.array([0, len(ranks)]), places), right, metric_codes([parse_metric(name)]), values, top1
     )

@@ -21,7 +21,7 @@ def test_runs_and_shows_curves_tables_and_figures(tmp_path: Path, monkeypatch: p
     tables = [data["text/html"] for data in shown if "text/html" in data]
     for title in (
         "Curve: 11 points, 200 queries",
-        "AUC of this curve",
+        "average of this curve",
         "mAP while the gallery is",
         "minus that of others",
         "<th>moments lost</th>",

@@ -13,7 +13,7 @@ from ray_backfill.cli.commands.samples import ForecastModelsJob, forecast_option
 from ray_backfill.cli.models import ComparedModelsJob, embedded, models_options, names_models
 from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.core.errors import InputError
+from ray_backfill.core.errors import InputError, why_not_installed
 from ray_backfill.core.outcome import as_typed
 from ray_backfill.core.progress import say
 from ray_backfill.drill.settings import LiveSettings
@@ -157,6 +157,9 @@ def _simulated(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob | 
         with runs.running(job) as context:
             return evaluate_synthetic(job.gallery, job.evaluation, job.fits, context)
     if isinstance(job, SimulateJob):
+        if lacking := why_not_installed("ray", "torch"):
+            less = "without it, ray-backfill simulate --data DIR compares methods that train nothing"
+            raise InputError(f"a recipe trains two models and {lacking}; {less}")
         from ray_backfill.recipes.run.pipeline import run_recipe
 
         settings = runs.prepared(job).settings
@@ -174,6 +177,7 @@ def _simulated(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob | 
 def _opened(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob) -> Iterator[tuple[Path, Context]]:
     """The folder of embeddings that a job names or makes, and the context of its run."""
     from ray_backfill.data.cleaning import cleaned
+    from ray_backfill.data.words import ARRAYS
     from ray_backfill.data.write import load_array, write_arrays
 
     if isinstance(job, SimulateArraysJob):
@@ -183,8 +187,11 @@ def _opened(job: SimulateFolderJob | SimulateArraysJob | SimulateModelsJob) -> I
             "label": (job.query_labels, job.gallery_labels),
         }
         arrays = {name: (load_array(q), load_array(g)) for name, (q, g) in files.items() if q or g}
+        names = {f"queries/{name}": str(file) for name, (file, _) in files.items()}
+        names |= {f"gallery/{name}": str(file) for name, (_, file) in files.items()}
+        words = {**ARRAYS, **names, "train": "the train.parquet of a folder (--data)"}
         with runs.running(job) as context:
-            yield write_arrays(context.out / "arrays", arrays), context
+            yield write_arrays(context.out / "arrays", arrays, words), context
     elif isinstance(job, SimulateModelsJob):
         request = job.checked()
         with runs.running(job) as context:

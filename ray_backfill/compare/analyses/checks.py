@@ -94,6 +94,7 @@ def is_better_on_queries(curves: "Curves", method: str, metric: str) -> bool:
 def validation_facts(comparison: "Comparison") -> dict[str, Any]:
     """Size and origin of the validation part, and why nothing was checked on it; {} if nothing is fitted."""
     from ray_backfill.compare.fits import why_not_judged
+    from ray_backfill.data.words import called
     from ray_backfill.engine.merges import all_merges
 
     folder, facts = comparison.folder, dict[str, Any]()
@@ -102,7 +103,7 @@ def validation_facts(comparison: "Comparison") -> dict[str, Any]:
         return facts
     if (part := folder.validation) is not None:
         origin = "held out from every fit" if part.path.name == "train.parquet" else "in no other split"
-        facts |= {"validation_items": len(part), "validation_from": f"{part.path.name}, {origin}"}
+        facts |= {"validation_items": len(part), "validation_from": f"{called(part.path, in_short=True)}, {origin}"}
     if fitted and (reason := why_not_judged(part)):
         facts["not_checked"] = reason
     return facts
@@ -127,7 +128,7 @@ def section(results: ResultsData) -> Section | None:
     lines = [
         [
             ("method", Cell(results.titles.get(check.method, check.method))),
-            (f"AUC {check.metric}", share(check.auc)),
+            (f"average {check.metric}", share(check.auc)),
             ("RM naive", share(check.auc_rm_naive)),
             ("difference", share(check.difference)),
             ("95 % interval", limits(check.low, check.high)),

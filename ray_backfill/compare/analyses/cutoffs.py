@@ -124,7 +124,8 @@ def section(results: ResultsData) -> page.Section | None:
     title, notes = f"Cut-offs: {_UNITS[_distance(results)][0]}", notes_on(lines)
     has_orders = any(_names_order(results, line.row) for line in lines)
     table = page.table_of(title, [table_line(results, line, has_orders) for line in lines])
-    ends = "Precision and recall are in per cent, results per query. For every moment, see cutoffs.parquet."
+    report, file = results.file("report.html"), results.file("cutoffs.parquet")
+    ends = f"Precision and recall are in per cent, results per query. For every moment, see {file}."
     parts: list[page.Part] = [page.Sentences(told[True])]
     parts += [page.Folded("Every other method in words", [page.Sentences(told[False])])] if told[False] else []
     # The last four columns have less to say.
@@ -133,7 +134,7 @@ def section(results: ResultsData) -> page.Section | None:
     return page.Section(
         "How should score cut-offs change?",
         [*parts, page.Title(title), table, page.Note(" ".join((*notes, ends)))],
-        printed=page.Printed(few, told[True] if best else [], notes, names + 3, "report.html or cutoffs.parquet"),
+        printed=page.Printed(few, told[True] if best else [], notes, names + 3, f"{report} or {file}"),
     )
 
 

@@ -25,7 +25,7 @@ from ray_backfill.page.sections import Cell, Folded, Note, Section, table_of, wo
 
 if TYPE_CHECKING:
     from ray_backfill.compare.replay import Curves, Flips, Key
-    from ray_backfill.compare.resolve import Comparison
+    from ray_backfill.compare.resolve import Comparison, Pictures
     from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
     from ray_backfill.engine.lists import RankedLists
     from ray_backfill.engine.systems import IntArray
@@ -92,7 +92,8 @@ def compute(comparison: "Comparison", curves: "Curves", so_far: ResultsData) -> 
     leading = next((row for row in so_far.candidates(metric) if not row.is_reference), None)
     if leading is None:
         return None
-    return shown_queries(comparison.folder, curves, (leading.method, *leading.variant), metric) or None
+    key = (leading.method, *leading.variant)
+    return shown_queries(comparison.folder, curves, key, metric, comparison.pictures) or None
 
 
 def first_results(curves: "Curves", shown: pd.DataFrame | None) -> dict[str, int]:
@@ -104,7 +105,9 @@ def first_results(curves: "Curves", shown: pd.DataFrame | None) -> dict[str, int
     return {LOST: lost, WON: won}
 
 
-def shown_queries(folder: "EmbeddingFolder", curves: "Curves", key: "Key", metric: str) -> tuple[ShownQuery, ...]:
+def shown_queries(
+    folder: "EmbeddingFolder", curves: "Curves", key: "Key", metric: str, pictures: "Pictures | None" = None
+) -> tuple[ShownQuery, ...]:
     """At most 10 worst and 10 best queries of a curve, by their average over the backfill against old.
 
     Cost: reads the columns ``text`` and ``image`` where these queries and what stood first are stored.
@@ -124,10 +127,10 @@ def shown_queries(folder: "EmbeddingFolder", curves: "Curves", key: "Key", metri
     decisive = [_decisive(flips, q, kind) for kind, q in picked]
     queries, gallery = folder.queries or folder.gallery, folder.gallery
     root, _ = copied_from(folder.path)
-    names = _things(root, queries, curve.scored[np.array([q for _, q in picked], np.int64)])
+    names = _things(root, queries, curve.scored[np.array([q for _, q in picked], np.int64)], pictures)
     known = [k for k in decisive if k is not None]
     items = np.unique(np.concatenate([flips.before.item[known], flips.after.item[known]]))
-    shown_items = _things(root, gallery, items[items >= 0])
+    shown_items = _things(root, gallery, items[items >= 0], pictures)
     was_right, is_right = old.first_top1[:, 0], replayed.first_top1[:, 0]
     return tuple(
         ShownQuery(
@@ -166,12 +169,13 @@ def _told(shown: Mapping[int, _Thing], first: "RankedLists", k: int | None) -> t
     return *shown[int(first.item[k, 0])], FORWARD if first.is_forward[k, 0] else BACKWARD
 
 
-def _things(folder: Path, table: "EmbeddingTable", rows: "IntArray") -> dict[int, _Thing]:
+def _things(folder: Path, table: "EmbeddingTable", rows: "IntArray", pictures: "Pictures | None") -> dict[int, _Thing]:
     from ray_backfill.data.columns import IMAGE, TEXT
     from ray_backfill.images.decode import read_inside, thumbnail
 
     things, ids = {}, table.id[rows].astype(str).tolist()
-    for row, name, text, image in zip(rows, ids, table.pick(TEXT, rows), table.pick(IMAGE, rows), strict=True):
+    images = table.pick(IMAGE, rows) if pictures is None else pictures(table.path.stem, table.id[rows])
+    for row, name, text, image in zip(rows, ids, table.pick(TEXT, rows), images, strict=True):
         # Given as bytes, as a path below the folder, or as both, like Hugging Face does.
         content = (image.get("bytes") or image.get("path")) if isinstance(image, dict) else image
         if not isinstance(content, bytes):
@@ -224,7 +228,7 @@ def section(results: ResultsData) -> Section | None:
         if lines:
             tables.append(Folded(title, [table_of(title, lines, "things")], kind == rows[0].kind))
     has_images = any(row.query_image or row.before_image or row.first_image for row in rows)
-    note = Note("All changes of all methods, with the items: flips.parquet.")
+    note = Note(f"All changes of all methods, with the items: {results.file('flips.parquet')}.")
     return Section("What happened to whom?", [words, *tables, note], has_images, told(results))
 
 
@@ -233,10 +237,42 @@ def _html(name: str, text: str, image: str, system: str = "") -> Markup:
     is_ours = re.fullmatch(r"data:image/jpeg;base64,[A-Za-z0-9+/]+=*", image)
     return Markup("{}{}{}{}").format(
         Markup('<img class="thumb" src="{}" alt="">').format(image) if is_ours else "",
-        name or DASH,
+        name or DASH * (not text and not is_ours),
         Markup('<span class="text">{}</span>').format(text) if text else "",
         Markup('<span class="text faint">{}</span>').format(_SYSTEMS[system]) if system in _SYSTEMS else "",
     )
+
+
+class Example(NamedTuple):
+    """A query whose first result changes, in a sentence, and as cells: the query, what was first before and after."""
+
+    sentence: str
+    things: tuple[tuple[str, Markup], ...]
+
+
+def examples(results: ResultsData) -> list[Example]:
+    """The first query that loses its right first result, and the first that wins one, if texts or images show them."""
+    told = []
+    for kind, change in ((WORST, LOST), (BEST, WON)):
+        rows: tuple[ShownQuery, ...] = results.table_of("shown")
+        can_be_seen = (
+            row for row in rows if (row.query_text and row.first_text) or (row.query_image and row.first_image)
+        )
+        row = next((row for row in can_be_seen if (row.kind, row.change) == (kind, change)), None)
+        if row is not None and row.before and row.first:
+            told.append(
+                Example(
+                    f"A query that {'loses' if change == LOST else 'wins'} a right first result, at "
+                    f"{percent_sign(row.t, 0)} of the backfill: {row.metric} {percent(row.old)} in the old service, "
+                    f"{percent(row.auc)} on average with {results.titles.get(row.method, row.method)}.",
+                    (
+                        ("query", _html("", row.query_text, row.query_image)),
+                        ("found first before", _html("", row.before_text, row.before_image)),
+                        ("finds first now", _html("", row.first_text, row.first_image)),
+                    ),
+                )
+            )
+    return told
 
 
 def _change(row: ShownQuery) -> str:
@@ -280,7 +316,7 @@ def told(results: ResultsData) -> tuple[str, ...]:
     ]
     if not worst:
         return (said,)
-    return said, f"Queries that lose most: {', '.join(worst[:3])}. All changes: flips.parquet."
+    return said, f"Queries that lose most: {', '.join(worst[:3])}. All changes: {results.file('flips.parquet')}."
 
 
 ANALYSES = (Analysis("shown", ShownQuery, compute, section, needs=("checks",), place=30),)

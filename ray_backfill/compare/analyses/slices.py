@@ -201,7 +201,7 @@ def section(results: ResultsData) -> page.Section | None:
     parts: list[page.Part] = [page.Charts(charts, "groups")]
     if charts:
         note = "The best method, once per subgroup of queries, and the gap between the best and the worst subgroup."
-        parts.append(page.Note(f"{note} For all methods, see subgroups.parquet."))
+        parts.append(page.Note(f"{note} For all methods, see {results.file('subgroups.parquet')}."))
     for column in dict.fromkeys(row.slice for row in rows):
         lines = []
         for row in (row for row in rows if row.slice == column):
@@ -228,8 +228,8 @@ def section(results: ResultsData) -> page.Section | None:
         "the group is furthest below the old service, or least above it, at the reported moments; its interval holds "
         "for all of them at once.\nBelow old: <em>yes</em> if this interval shows a loss, <em>no</em> if it excludes "
         f"one above the margin. Groups of fewer than {FEWEST_QUERIES} queries are too small to judge. With many "
-        "groups, one in twenty differs by chance. For all methods, see slices.parquet."
-    ).format(results.primary)
+        "groups, one in twenty differs by chance. For all methods, see {}."
+    ).format(results.primary, results.file("slices.parquet"))
     return page.Section("Which subgroups benefit, and when?", [*parts, *([page.Note(words)] if rows else [])])
 
 

@@ -117,7 +117,7 @@ def section(results: ResultsData) -> Section | None:
     lines = [
         [
             ("method", Cell(results.titles.get(row.method, row.method))),
-            (f"AUC {row.metric}, unseen", share(row.unseen)),
+            (f"average {row.metric}, unseen", share(row.unseen)),
             ("seen", share(row.seen)),
             ("unseen \u2212 seen", share(row.difference)),
             ("95 % interval", limits(row.low, row.high)),

@@ -109,6 +109,15 @@ class Results(ResultsData):
 
         draw_table(self)
 
+    def report(self, to: str | Path) -> Path:
+        """Write the page of the report, one self-contained HTML file, and return its path. Needs jinja2."""
+        from ray_backfill.compare.report import html
+        from ray_backfill.core.stages import write_whole
+
+        path = local_path(to)
+        write_whole(path, lambda temporary: temporary.write_text(html.render(self), encoding="utf-8"))
+        return path
+
     def plot(self, kind: FigureName = "curves") -> "Figure":
         """Draw a figure of the report. Needs matplotlib.
 
@@ -173,7 +182,7 @@ class Results(ResultsData):
         ]
         of_variant = f" ({self.label(row.variant)})" if self.group(row) else ""
         return make_differences(
-            f"{row.title}{of_variant}: AUC of {row.metric} minus that of others, in per cent", lines
+            f"{row.title}{of_variant}: average {row.metric} minus that of others, in per cent", lines
         )
 
     def crossings(self, method: str = "", *, metric: str = "", order: str = "", merge: str = "") -> pd.DataFrame:

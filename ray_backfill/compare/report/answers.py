@@ -1,6 +1,7 @@
 """The answers of a report: which method, when to switch, what it costs, and what is at risk. Computes nothing."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ray_backfill.compare.analyses.costs import CostRow
@@ -10,6 +11,7 @@ from ray_backfill.compare.report import verdict
 from ray_backfill.compare.results import ResultsData, Row
 from ray_backfill.compare.selection import FEW, RETENTION_WARNING, crossings, is_retention, judged_side, retained
 from ray_backfill.compare.tables import NEW
+from ray_backfill.core.outcome import Remark
 from ray_backfill.core.progress import duration
 from ray_backfill.core.schema import NO, UNDECIDED, YES
 from ray_backfill.page.heading import data_notes
@@ -59,22 +61,32 @@ def runner_up(results: ResultsData) -> str:
 
 
 def warnings(results: ResultsData) -> tuple[str, ...]:
-    """Sentences about the data that a reader must know before the results."""
+    """Sentences that a reader must know before the results, because they can change the decision."""
+    return tuple(remark for remark in _remarks(results) if remark.matters)
+
+
+def good_to_know(results: ResultsData) -> tuple[str, ...]:
+    """Other sentences about the data."""
+    return tuple(remark for remark in _remarks(results) if not remark.matters)
+
+
+def _remarks(results: ResultsData) -> Iterator[Remark]:
     sentences = [RETENTION_WARNING.format(retained(results))] if is_retention(results) else _crosses(results)
     if (scored := verdict.queries(results)) < verdict.FEW_QUERIES:
         what = "Only one query was" if scored == 1 else f"Only {scored} queries were"
         sentences.append(
             f"{what} scored: too few to tell methods apart. Use at least {verdict.FEW_QUERIES}, better hundreds."
         )
+    yield from map(Remark, sentences)
     if unlearned := [results.titles[name] for name in results.methods if name in results.unlearned]:
         shown = unlearned if len(unlearned) <= FEW + 1 else unlearned[:FEW]
         comma = "; " if any("," in title for title in shown) else ", "
         more = f" and {len(unlearned) - FEW} more" if len(shown) < len(unlearned) else ""
-        sentences.append(
-            f"Did not learn here: {comma.join(shown)}{more}. On validation items, which no fit saw, worse than rank "
-            "merge without training (rm_naive), so never recommended."
-        )
-    return (*sentences, *data_notes(results.manifest.data))
+        text = f"Did not learn here: {comma.join(shown)}{more}. On validation items, which no fit saw, worse than rank "
+        best, rows = results.best(), [row for row in results.table(results.primary) if row.method in results.unlearned]
+        would_lead = best is None or any(row.auc > best.auc for row in rows)
+        yield Remark(f"{text}merge without training (rm_naive), so never recommended.", would_lead)
+    yield from data_notes(results.manifest.data, results.file)
 
 
 def _crosses(results: ResultsData) -> list[str]:

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ray_backfill.compare.report.answers import warnings
+from ray_backfill.compare.report.answers import good_to_know, warnings
 from ray_backfill.compare.report.verdict import basis, conditions, decide, next_command, queries, verdict
 from ray_backfill.compare.results import ResultsData, Row
 from ray_backfill.core.outcome import json_value
@@ -26,6 +26,7 @@ def as_json(results: ResultsData, folder: Path) -> dict[str, Any]:
         "basis": basis(results),
         "next": next_command(results),
         "warnings": warnings(results),
+        "good_to_know": good_to_know(results),
         "primary_metric": results.primary,
         "queries": queries(results),
         "gallery_items": results.manifest.data["gallery_items"],

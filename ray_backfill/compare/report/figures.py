@@ -70,7 +70,7 @@ def gain_figure(results: ResultsData) -> Figure:
     plot.invert_yaxis()
     plot.grid(False)
     plot.set_xlim(min(0.0, *widths) * 1.1, max(100.0, *widths) * 1.12)
-    plot.set_xlabel("gain in " + results.primary + " AUC (%)", color=FAINT, parse_math=False)
+    plot.set_xlabel("gain in average " + results.primary + " (%)", color=FAINT, parse_math=False)
     return figure
 
 

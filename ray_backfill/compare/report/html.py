@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ray_backfill.compare import charts, selection
 from ray_backfill.compare.analyses import sections
+from ray_backfill.compare.analyses.shown import examples
 from ray_backfill.compare.report import answers
 from ray_backfill.compare.report.terminal import MOST_WARNINGS
 from ray_backfill.compare.report.verdict import basis, conditions, in_two, verdict
@@ -17,6 +18,7 @@ from ray_backfill.page.parts import bind, data_facts, flatten, page_charts, page
 from ray_backfill.page.sections import Cell, PageTable, TableLine, limits, number, share, table_of, word
 
 FEW_RIVALS = 10  # number of the closest other methods shown without unfolding
+FEW_CHARACTERS = 300  # of sentences that are good to know, shown without unfolding
 DARKEST = 0.5  # opacity at which text stays readable
 
 
@@ -24,6 +26,7 @@ def render(results: ResultsData) -> str:
     """The HTML page."""
     manifest, tables, analyses = results.manifest, heat_tables(results), sections(results)
     invented, warnings = top_notes(answers.warnings(results))
+    known = [bind(without_folders(sentence)) for sentence in answers.good_to_know(results)]
     act, rest = in_two(verdict(results))
     template = page_environment(Path(__file__).parent).get_template("report.html.jinja")
     seed = [("seed", str(manifest.seed))] if manifest.seed is not None else []
@@ -41,11 +44,14 @@ def render(results: ResultsData) -> str:
         date=date_of(manifest.created),
         invented=bind(invented),
         warnings=[bind(warning) for warning in warnings],
+        known=known,
+        is_known_short=sum(map(len, known)) <= FEW_CHARACTERS,
         act=bind(act),
         rest=bind(rest),
         basis=bind(basis(results)),
         most_warnings=MOST_WARNINGS,
         questions=_questions(results),
+        examples=examples(results),
         gain_in_words=selection.explained(results),
         oracle_note=selection.ORACLE_NOTE,
         has_bounds=any(r.is_bound for r in results.rows),
@@ -154,8 +160,8 @@ def _number_line(results: ResultsData, row: Row, is_primary: bool) -> TableLine:
         more = f" ({answers.moment(low)} to {answers.moment(high)})" * (not math.isnan(low) and not low == t == high)
         line.append((head, number(f"{answers.moment(t)}{more}", t if math.isfinite(t) else 2.0)))
     if is_primary:
-        line += [("flips vs old", share(row.negative_flips_vs_old_max))]
-        line += [("flips vs own start", share(row.negative_flips_max))]
+        line += [("lost", share(row.negative_flips_vs_old_max))]
+        line += [("lost vs own start", share(row.negative_flips_max))]
     return line
 
 

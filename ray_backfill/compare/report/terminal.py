@@ -9,9 +9,10 @@ from rich.text import Text
 
 from ray_backfill.compare import selection
 from ray_backfill.compare.analyses import sections
-from ray_backfill.compare.report.answers import fall_cell, warnings
+from ray_backfill.compare.report.answers import fall_cell, good_to_know, warnings
 from ray_backfill.compare.report.verdict import basis, conditions, next_command, verdict
 from ray_backfill.compare.results import DOUBLE_DAGGER, ResultsData
+from ray_backfill.core.errors import why_not_installed
 from ray_backfill.core.outcome import as_typed
 from ray_backfill.page.layout import show
 from ray_backfill.page.numbers import NOTHING, percent, percent_sign, tick
@@ -50,16 +51,20 @@ def overview(results: ResultsData) -> pd.DataFrame:
 def draw_table(results: ResultsData, console: Console | None = None) -> None:
     """Print the verdict, what it rests on, warnings, the overview and the meaning of its columns."""
     rows, analyses = selection.shown_rows(results, results.primary), sections(results)
-    warned, total = warnings(results), len(results.table(results.primary))
+    warned, known, total = warnings(results), good_to_know(results), len(results.table(results.primary))
+    report, summary = results.file("report.html"), results.file("summary.parquet")
     before = [Text(verdict(results), style="bold"), Text(basis(results), style="dim")]
     before += [Text(sentence, style="yellow") for sentence in warned[:MOST_WARNINGS]]
     if len(warned) > MOST_WARNINGS:
-        before.append(Text(f"{len(warned) - MOST_WARNINGS} more warnings: report.html", style="yellow"))
+        before.append(Text(f"{len(warned) - MOST_WARNINGS} more warnings: {report}", style="yellow"))
     notes = [Text(sentence) for section in analyses for sentence in section.said]
     if len(rows) < total:
         choice = selection.choice(results)
-        notes.append(Text(f"Each method in its best {choice}. All {total} rows: report.html, summary.parquet"))
+        notes.append(Text(f"Each method in its best {choice}. All {total} rows: {report}, {summary}"))
     reason = results.manifest.data.get("not_checked")
+    notes += [Text(f"good to know: {sentence}") for sentence in known[:MOST_WARNINGS]]
+    if len(known) > MOST_WARNINGS:
+        notes.append(Text(f"{len(known) - MOST_WARNINGS} more to know: {report}"))
     small_print = {
         selection.columns_in_words(results): True,
         selection.ORACLE_NOTE: any(row.is_bound for row in rows),
@@ -73,7 +78,8 @@ def draw_table(results: ResultsData, console: Console | None = None) -> None:
         few = len(methods) <= selection.FEW
         notes.append(Text(f"left out: {names} ({reason})" if few else f"left out: {len(methods)} ({reason}): {names}"))
     if command := next_command(results):
-        notes.append(Text(f"next: {as_typed(command)}", style="bold"))
+        lacking = why_not_installed("ray", "faiss") if command.startswith("ray-backfill drill") else ""
+        notes.append(Text(f"next: {as_typed(command)}" + f" ({lacking})" * bool(lacking), style="bold"))
     shown, best = overview(results), results.best()
     table = _empty_table(table_title(results), [(name, name in NAMES) for name in shown.columns[:MOST_COLUMNS]])
     # With one row per method only the references are set apart, as orders differ from row to row.
@@ -85,7 +91,8 @@ def draw_table(results: ResultsData, console: Console | None = None) -> None:
         cells = (Text(str(cell)) for cell in shown.iloc[index, :MOST_COLUMNS])
         table.add_row(*cells, style=style, end_section=is_last)
     kept = 1 + sum(str(column.header) in NAMES for column in table.columns)  # the first figure stays, too
-    show(console, table, notes, kept, "report.html or summary.parquet", before, list(shown.columns[MOST_COLUMNS:]))
+    elsewhere = f"{report} or {summary}"
+    show(console, table, notes, kept, elsewhere, before, list(shown.columns[MOST_COLUMNS:]))
     for printed in (section.printed for section in analyses if section.printed):
         heads = [(head.label, head.css == "name") for head in printed.table.heads]
         table = _empty_table(printed.table.label, heads)

@@ -116,7 +116,7 @@ def open_source(text: str) -> Source:
     if needs_encoding(text):
         raise InputError(
             f"{text}: its password holds characters that must be percent-encoded (%2F for /, %40 for @, %23 for #); "
-            "better, leave it out and give it in the environment, as docs/embeddings.md says"
+            "better, leave it out and give it in the environment, as docs/import.md says"
         )
     for kind in all_kinds():
         if kind.recognises(text):

@@ -51,7 +51,7 @@ def print_live_table(folder: Path, console: Console | None = None) -> None:
     for row in rows:
         table.add_row(*(Text(row[index]) for index in shown))
     notes = [
-        *(Text(sentence, style="yellow") for sentence in data_notes(drill.facts.data)),
+        *(Text(sentence, style="yellow" if sentence.matters else "") for sentence in data_notes(drill.facts.data)),
         Text(verdict(drill), style="bold red" if is_alarming(drill) else "bold"),
         Text(" ".join(details(drill))),
         Text(f"{source(drill)}. Tables and report.html: {folder}", style="dim"),

@@ -50,6 +50,7 @@ def render(drill: Drill) -> str:
         command=without_folders(drill.facts.command),
         data=data_facts(data),
         notes=notes,
+        known=[without_folders(remark) for remark in data.get("remarks", ())],
         timings=[(stage, f"{seconds:.1f}") for stage, seconds in drill.facts.timings_s.items()],
         settings=list(flatten(drill.settings)),
         glossary=sentences.glossary(drill),

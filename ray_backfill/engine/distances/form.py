@@ -199,6 +199,7 @@ class ProductForm:
     def exact(self, of_query: IntArray, of_item: IntArray) -> NDArray[np.float32]:
         """Return the exact distances of the pairs (of_query[i], of_item[i]). Cost: d operations in float64 per pair."""
         out = np.empty(len(of_query), np.float32)
+        of_query, of_item = np.ascontiguousarray(of_query, np.int64), np.ascontiguousarray(of_item, np.int64)
         kind, norms_QN = DISTANCES.index(self.distance), (self.length_Q, self.length_N)
         query, row_of_query = self.query, of_query
         if not is_plain(query):
@@ -264,7 +265,7 @@ class ProductForm:
         An item is certainly closer than t if its v < low, and certainly farther if its v > high.
         """
         low, high = np.empty((2, len(distances)), np.float32)
-        _find_bounds(distances, of, *self.bounds_of(queries), low, high)
+        _find_bounds(distances, np.ascontiguousarray(of), *self.bounds_of(queries), low, high)
         return low, high
 
     def bounds_of(

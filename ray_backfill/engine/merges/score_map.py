@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.kernels import Array, kernel
+from ray_backfill.core.kernels import Array, count_up_to, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import IntArray, UpgradePair
 
@@ -119,7 +119,7 @@ def _find_scores(distances: Array, segments: _Segments, out: Array) -> None:
 @kernel
 def _score(distance: float, segments: _Segments) -> float:
     d = np.float64(distance)
-    j = np.searchsorted(segments.knots, d, side="right")
+    j = count_up_to(segments.knots, d)
     return min(segments.y[j] + (d - segments.x[j]) * segments.slope[j], segments.cap[j])
 
 
@@ -240,7 +240,8 @@ def fit_logistic(train: UpgradePair, label: IntArray | None, distance: str, seed
     If matches are not closer than other pairs, all distances get the same uninformative score, minus the logit of the
     share of matches; raw distances then decide.
     """
-    from sklearn.linear_model import LogisticRegression
+    from scipy.optimize import minimize
+    from scipy.special import expit
 
     assert label is not None
 
@@ -250,11 +251,23 @@ def fit_logistic(train: UpgradePair, label: IntArray | None, distance: str, seed
         uninformative = ScoreMap(np.array([centre]), np.array([np.log((1 - share) / share)]))
         if spread == 0:
             return uninformative
-        model = LogisticRegression(C=_WEAK, tol=1e-8).fit(((distances - centre) / spread)[:, None], is_match)
-        slope = -float(model.coef_[0, 0])
+        x = np.stack([(distances - centre) / spread, np.ones(len(distances))])
+        penalty = np.array([1 / _WEAK, 0.0]) / len(distances)  # of the slope alone
+
+        def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            """The mean of -log P(match or not), and its gradient."""
+            logit = weights @ x
+            value = np.logaddexp(0, logit).mean() - (logit * is_match).mean() + penalty @ weights**2 / 2
+            return float(value), x @ (expit(logit) - is_match) / len(distances) + penalty * weights
+
+        def curvature(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+            chance = expit(weights @ x)
+            return (x * chance * (1 - chance)) @ x.T / len(distances) + np.diag(penalty)
+
+        start = np.array([0.0, np.log(share / (1 - share))])
+        slope, at_centre = -minimize(loss, start, jac=True, hess=curvature, method="trust-exact", tol=1e-10).x
         if slope <= 0:
             return uninformative
-        at_centre = -float(model.intercept_[0])
         return ScoreMap(np.array([centre, centre + spread]), np.array([at_centre, at_centre + slope]))
 
     (backward, forward), is_match = _labelled_sample(train, label, distance, seed)

@@ -4,7 +4,7 @@ Shapes: b queries, K thresholds of a query (CSR), P positives of a query, O orde
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,7 @@ def _others_before(
     use_b: bool, starts: Array, owner: Array, segments: Array, points: int, others: Array,
 ) -> None:  # fmt: skip
     n_segments, most = points - 1, 0
+    plus, minus = np.int32(1), np.int32(-1)  # literals would be compiled each on its own
     for q in range(len(starts) - 1):
         most = max(most, starts[q + 1] - starts[q])
     begin, length, is_active = np.empty(most, np.uint32), np.empty(most, np.uint32), np.empty(most, np.uint8)
@@ -111,12 +112,12 @@ def _others_before(
             begin[k] = after if is_forward else 0
             length[k] = points - after if is_forward else after
         for s in range(n_segments if use_b else 0):
-            _add(alone, shared, counts_b[base_b + s * width_b : base_b + (s + 1) * width_b], place_b, 1)
+            _add(alone, shared, counts_b[base_b + s * width_b : base_b + (s + 1) * width_b], place_b, plus)
         for i in range(points):
             if i > 0 and use_f:
-                _add(alone, shared, counts_f[base_f + (i - 1) * width_f : base_f + i * width_f], place_f, 1)
+                _add(alone, shared, counts_f[base_f + (i - 1) * width_f : base_f + i * width_f], place_f, plus)
             if i > 0 and use_b:
-                _add(alone, shared, counts_b[base_b + (i - 1) * width_b : base_b + i * width_b], place_b, -1)
+                _add(alone, shared, counts_b[base_b + (i - 1) * width_b : base_b + i * width_b], place_b, minus)
             for k in range(n_thresholds):
                 is_active[k] = np.uint32(np.uint32(i) - begin[k]) < length[k]
             # Here, the entry of a threshold that does not rank its positive now is overwritten by the next one.
@@ -134,10 +135,10 @@ def _others_before(
 
 
 @kernel
-def _add(alone: Array, shared: Array, row: Array, places: Array, sign: int) -> None:
+def _add(alone: Array, shared: Array, row: Array, places: Array, sign: Any) -> None:
     """Add the counts of one segment. places: of the pair's thresholds among the shared ones; empty without any."""
     if len(places) == 0:
         for k in range(len(row) - 1):
-            alone[k] += np.int32(sign) * row[k]
+            alone[k] += sign * row[k]
     for k in range(len(places)):
-        shared[k] += np.int32(sign) * row[places[k]]
+        shared[k] += sign * row[places[k]]

@@ -77,7 +77,7 @@ class Union:
 
 
 def unite(uses: Sequence[KeyArray], starts: IntArray) -> Union:
-    """Unite thresholds. uses: CSR keys of equal shape, ascending for each query. Cost: a sort of all of them."""
+    """Unite thresholds. uses: U CSR keys of equal shape, ascending for each query. Cost: U comparisons for each."""
     if len(uses) == 1:
         return Union(uses[0], starts, [])
     keys_UK = np.stack(uses)
@@ -103,6 +103,9 @@ def make_thresholds(block: Block, keys_2P: KeyArray, segments_ON: NDArray[np.uin
     """Sort thresholds. keys_2P: (2, all) keys of ``block.positives``, forward and backward. segments_ON: by item."""
     starts = 2 * block.positive_starts
     keys, owner = np.empty(starts[-1], np.uint64), np.empty(starts[-1], np.int32)
+    n_positives_b = np.diff(block.positive_starts)
+    # All queries with equally many positives at once, because numpy sorts faster than a compiled loop.
+    groups = [np.flatnonzero(n_positives_b == n_positives) for n_positives in np.unique(n_positives_b)]
     if merge.is_mapped:
         both = keys, np.empty_like(keys)
         scores_2P, across_2P = np.empty(keys_2P.shape), np.empty_like(keys_2P)
@@ -112,14 +115,22 @@ def make_thresholds(block: Block, keys_2P: KeyArray, segments_ON: NDArray[np.uin
             # exactly this distance ranks after it, whatever its position.
             first, ties = merge.across(distances, from_forward=side == 0)
             across_2P[side] = sort_keys(first, np.where(ties, block.positives, 0))
-        _sort_mapped_thresholds(keys_2P, across_2P, scores_2P, block.positive_starts, *both, owner)
+        for queries in groups:
+            n_positives = n_positives_b[queries[0]]
+            of_query = block.positive_starts[queries][:, None]
+            at_qn, at_qk = of_query + np.arange(n_positives), 2 * of_query + np.arange(2 * n_positives)
+            own_2qn, across_2qn, scores_2qn = (of_2P[:, at_qn] for of_2P in (keys_2P, across_2P, scores_2P))
+            own_qk = np.concatenate(own_2qn, axis=1)
+            by_key = np.argsort(own_qk, axis=1)
+            scores_qk = np.take_along_axis(np.concatenate(scores_2qn, axis=1), by_key, axis=1)
+            owner_qk = np.take_along_axis(by_key, np.argsort(scores_qk, axis=1, kind="stable"), axis=1)
+            owner[at_qk] = owner_qk
+            for of_side, halves in zip(both, ((own_2qn[0], across_2qn[1]), (across_2qn[0], own_2qn[1])), strict=True):
+                of_side[at_qk] = np.take_along_axis(np.concatenate(halves, axis=1), owner_qk, axis=1)
     else:
         both = keys, keys
-        n_positives_b = np.diff(block.positive_starts)
-        for n_positives in np.unique(n_positives_b):
-            # All queries with equally many positives at once, because numpy sorts faster than a compiled loop.
-            queries = np.flatnonzero(n_positives_b == n_positives)
-            sorted_keys = np.empty((len(queries), 2 * n_positives), np.uint64)
+        for queries in groups:
+            sorted_keys = np.empty((len(queries), 2 * n_positives_b[queries[0]]), np.uint64)
             _gather(keys_2P, block.positive_starts, queries, sorted_keys)
             sorted_keys.sort(axis=1)
             _scatter(sorted_keys, keys_2P, block.positive_starts, queries, keys, owner)
@@ -129,15 +140,23 @@ def make_thresholds(block: Block, keys_2P: KeyArray, segments_ON: NDArray[np.uin
 @kernel
 def _unite(keys_UK: Array, starts: Array, keys: Array, union_starts: Array, at_UK: Array) -> None:
     filled = 0
+    n_uses = len(keys_UK)
+    following = np.empty(n_uses, np.int64)  # the first key of each use that is not united yet
     for q in range(len(starts) - 1):
-        first, n = starts[q], starts[q + 1] - starts[q]
-        union_starts[q] = filled
-        together = keys_UK[:, first : first + n].copy().reshape(-1)
-        for i in np.argsort(together):
-            if filled == union_starts[q] or keys[filled - 1] != together[i]:
-                keys[filled] = together[i]
-                filled += 1
-            at_UK[i // n, first + i % n] = filled - 1 - union_starts[q]
+        following[:] = starts[q]
+        union_starts[q], left = filled, n_uses * (starts[q + 1] - starts[q])
+        while left:
+            least = np.uint64(0xFFFFFFFFFFFFFFFF)
+            for u in range(n_uses):
+                if following[u] < starts[q + 1]:
+                    least = min(least, keys_UK[u, following[u]])
+            for u in range(n_uses):
+                while following[u] < starts[q + 1] and keys_UK[u, following[u]] == least:
+                    at_UK[u, following[u]] = filled - union_starts[q]
+                    following[u] += 1
+                    left -= 1
+            keys[filled] = least
+            filled += 1
     union_starts[len(starts) - 1] = filled
 
 
@@ -159,27 +178,6 @@ def _scatter(both: Array, keys_2P: Array, starts: Array, queries: Array, keys: A
         for k in range(both.shape[1]):
             p, s = np.int64((both[i, k] & np.uint64(0xFFFFFFFF)) >> np.uint64(1)), np.int64(both[i, k] & np.uint64(1))
             keys[2 * first + k], owner[2 * first + k] = keys_2P[s, first + p], p + s * n_positives
-
-
-@kernel
-def _sort_mapped_thresholds(
-    own_2P: Array, across_2P: Array, scores_2P: Array, starts: Array, forward: Array, backward: Array, owner: Array
-) -> None:
-    """Sort by score, then distance and position. forward, backward: the thresholds' keys in each system."""
-    for q in range(len(starts) - 1):
-        first, last = starts[q], starts[q + 1]
-        n_positives = last - first
-        both = np.concatenate((own_2P[0, first:last], own_2P[1, first:last]))
-        scores = np.concatenate((scores_2P[0, first:last], scores_2P[1, first:last]))
-        by_key = np.argsort(both)
-        by_score = by_key[np.argsort(scores[by_key], kind="mergesort")]
-        for k in range(2 * n_positives):
-            i = by_score[k]
-            owner[2 * first + k] = i
-            if i < n_positives:
-                forward[2 * first + k], backward[2 * first + k] = both[i], across_2P[0, first + i]
-            else:
-                forward[2 * first + k], backward[2 * first + k] = across_2P[1, last - 2 * n_positives + i], both[i]
 
 
 # Fewer queries share a product only if it has hardly more pairs than they need.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.core.kernels import Array, kernel
+from ray_backfill.core.kernels import Array, count_up_to, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.distances.exact import as_float32, exact_pairs
 from ray_backfill.engine.distances.form import DISTANCES, Products
@@ -120,7 +120,7 @@ def parts_of_products(form: ProductForm, block: Block, union: Union, first: int)
 @kernel
 def _find_first(positions: Array, starts: Array, first: int, following: Array) -> None:
     for q in range(len(starts) - 1):
-        following[q] = starts[q] + np.searchsorted(positions[starts[q] : starts[q + 1]], first)
+        following[q] = starts[q] + count_up_to(positions[starts[q] : starts[q + 1]], first - 1)
 
 
 @kernel
@@ -234,8 +234,13 @@ def _count_unsure(
 
     unsure: (3, pairs) query, item, and the first place that the pair can have.
     """
-    n_pairs, left = unsure.shape[1], np.cumsum(np.bincount(unsure[1], minlength=len(items)))
-    (at, of_query, of_item), distances = np.empty((3, n_pairs), np.uint32), np.empty(n_pairs, np.float32)
+    n_pairs, left = unsure.shape[1], np.zeros(len(items), np.int64)
+    at, of_query, of_item = np.empty(n_pairs, np.int64), np.empty(n_pairs, np.int64), np.empty(n_pairs, np.int64)
+    distances = np.empty(n_pairs, np.float32)
+    for i in range(n_pairs):
+        left[unsure[1, i]] += 1
+    for item in range(1, len(items)):
+        left[item] += left[item - 1]
     for i in range(n_pairs):
         left[unsure[1, i]] -= 1
         at[i] = left[unsure[1, i]]
@@ -263,7 +268,7 @@ def counted_rankings(
             places = np.empty(len(before), np.int32)
             _find_places(thresholds.starts, thresholds.owner, segments, points, places)
         if hides_backward:
-            before = before.astype(np.int64)
+            before = before.copy()
             _hide_backward(thresholds.starts, thresholds.owner, segments, points, before, places)
         yield Rankings(before, block.positive_starts, places)
 

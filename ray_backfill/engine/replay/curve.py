@@ -171,7 +171,7 @@ class Curve:
                 names = {"other": name, "metric": shown} if name else {"metric": shown}
                 difference = self.difference(curve, shown, seed=seed)
                 lines.append(Compared(names, self.auc(shown), curve.auc(shown), difference))
-        return make_differences("AUC of this curve minus AUC of the other, in per cent", lines)
+        return make_differences("average of this curve minus that of the other, in per cent", lines)
 
     def plot(self, metric: str | None = None, *, label: str = "", ax: "Axes | None" = None) -> "Figure":
         """Draw M_t over progress with its 95 % bootstrap interval. Needs matplotlib.
@@ -200,7 +200,8 @@ class Curve:
 
     def __repr__(self) -> str:
         lines = [
-            f"{name}: {100 * values[0]:.1f} % at the start, {100 * values[-1]:.1f} % at the end, AUC {100 * auc:.1f} %"
+            f"{name}: {100 * values[0]:.1f} % at the start, {100 * values[-1]:.1f} % at the end, "
+            f"average {100 * auc:.1f} %"
             for name in self.per_query
             for values, auc in [(self.values(name), self.auc(name))]
         ]
@@ -214,7 +215,7 @@ class Curve:
             rows.append(
                 {
                     "metric": name,
-                    "AUC": f"{100 * self.auc(name):.1f}",
+                    "average": f"{100 * self.auc(name):.1f}",
                     "95 % interval": f"{100 * low:.1f} to {100 * high:.1f}",
                     "start": f"{100 * values[0]:.1f}",
                     "end": f"{100 * values[-1]:.1f}",

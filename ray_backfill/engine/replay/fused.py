@@ -31,7 +31,7 @@ def fused_rankings(
     for o, segments in enumerate(segments_ON):
         n_forward_T = np.zeros(points, np.int64)
         n_forward_T[1:] = np.cumsum(np.bincount(segments, minlength=points - 1))
-        before = np.empty(others_2.shape[2], np.int64)
+        before = np.empty(others_2.shape[2], np.int32)
         places = np.empty(len(before), np.int32) if with_places else NO_PLACES
         _fuse(
             others_2[0, o], others_2[1, o], thresholds.starts, thresholds.owner, thresholds.segments[o], n_forward_T,

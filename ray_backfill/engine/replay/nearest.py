@@ -10,7 +10,8 @@ Shapes: b queries, n items of a tile, C capacity for candidates, P right answers
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,22 +131,33 @@ def room(needed: int, n_segments: int, n_orders: int) -> int:
     return 1 << int(np.ceil(np.log2(max(_LEAST_ROOM, 2 * expected))))
 
 
-@kernel
-def find_farthest(rows: Array, keys: Array, needed: Array, segments_ON: Array, farthest: Array) -> None:
+def find_farthest(
+    rows: IntArray, keys: KeyArray, needed: IntArray, segments_ON: NDArray[np.uint16], farthest: NDArray[np.float32]
+) -> None:
     """Find the distance of the needed-th closest item of the segments up to each segment. rows: ascending."""
+    order, starts = _by_row(rows, keys, len(needed))
+    _find_farthest(keys[order], starts, needed, segments_ON, farthest)
+
+
+def _by_row(rows: IntArray, keys: KeyArray, n_rows: int) -> tuple[IntArray, IntArray]:
+    """Sort candidates by row and key, because numpy sorts faster than a compiled loop. Return starts of rows, too."""
+    order, starts = np.argsort(rows, kind="stable"), np.zeros(n_rows + 1, np.int64)
+    np.cumsum(np.bincount(rows, minlength=n_rows), out=starts[1:])
+    for first, last in pairwise(starts.tolist()):
+        order[first:last] = order[first:last][np.argsort(keys[order[first:last]])]
+    return order, starts
+
+
+@kernel
+def _find_farthest(keys: Array, starts: Array, needed: Array, segments_ON: Array, farthest: Array) -> None:
     saturating = np.empty(farthest.shape[2], np.int64)
-    first = 0
-    while first < len(rows):
-        q, last = rows[first], first
-        while last < len(rows) and rows[last] == q:
-            last += 1
-        ascending = np.sort(keys[first:last])
+    for q in range(len(starts) - 1):
+        ascending = keys[starts[q] : starts[q + 1]]
         for o in range(len(segments_ON)):
             _find_saturating(ascending, segments_ON[o], needed[q], saturating)
             for s in range(len(saturating)):
                 if saturating[s] >= 0:
                     farthest[q, o, s] = distance_of(ascending[saturating[s]])
-        first = last
 
 
 class Finder:
@@ -205,14 +217,15 @@ def _keep(rows: Array, items: Array, values: Array, at: int, lists: _Lists) -> i
     keys, counts = lists.keys, lists.counts
     capacity = keys.shape[1]
     for i in range(at, len(rows)):
-        q = rows[i]
-        if not _is_within(values[i], items[i], q, lists.limits, lists.segments_ON):
+        q: Any = np.int64(rows[i])  # as elsewhere: each type is compiled on its own
+        item: Any = np.int64(items[i])
+        if not _is_within(values[i], item, q, lists.limits, lists.segments_ON):
             continue
         if counts[q] == capacity:
             _drop(q, lists)
             if 2 * counts[q] > capacity:
                 return i
-        keys[q, counts[q]] = key_of(values[i], items[i])
+        keys[q, counts[q]] = key_of(values[i], item)
         counts[q] += 1
     return len(rows)
 
@@ -249,7 +262,8 @@ def _drop(q: int, lists: _Lists) -> None:
         return  # practically equal: bins cannot separate them
     n_orders, n_segments = len(segments_ON), limits.shape[2]
     scale = np.float32(_BINS - 1) / (highest - lowest)
-    farthest = np.full(_BINS, -np.inf, np.float32)
+    farthest = np.empty(_BINS, np.float32)
+    farthest[:] = -np.float32(np.inf)
     counts_SB = np.zeros((n_segments, _BINS), np.int32)
     gates[q] = -np.float32(np.inf)
     for o in range(n_orders):
@@ -265,7 +279,8 @@ def _drop(q: int, lists: _Lists) -> None:
         for s in range(n_segments):
             for j in range(_BINS):
                 running[j] += counts_SB[s, j]
-            within += counts_SB[s, : last + 1].sum()
+            for j in range(last + 1):
+                within += counts_SB[s, j]
             while within - running[last] >= needed[q]:
                 within -= running[last]
                 last -= 1
@@ -275,7 +290,7 @@ def _drop(q: int, lists: _Lists) -> None:
         for s in range(n_segments - 1, -1, -1):
             at_most = max(at_most, min(limits[q, o, s], ceilings[q, o, s]))
             limits[q, o, s] = at_most
-        gates[q] = max(gates[q], limits[q, o].max())
+        gates[q] = max(gates[q], at_most)
     kept = 0
     for i in range(len(listed)):
         if _is_within(distance_of(listed[i]), item_of(listed[i]), q, limits, segments_ON):
@@ -324,7 +339,7 @@ def nearest_rankings(
     ranked, starts, places_of = _sorted(rows, keys, is_forward, merge, block)
     width_starts = np.concatenate([[0], np.cumsum(np.minimum(np.diff(block.positive_starts), k))])
     for segments in segments_ON:
-        before = np.full(points * width_starts[-1], ABSENT)
+        before = np.full(points * width_starts[-1], ABSENT, np.int32)
         places = np.zeros(len(before), np.int32) if with_places else NO_PLACES
         _rank(ranked, starts, places_of, keys, is_forward, segments, k, points, width_starts, before, places)
         yield Rankings(before, width_starts, places)
@@ -374,39 +389,29 @@ def _sorted(
         keys = (places << np.uint64(32)) | (keys & np.uint64(0xFFFFFFFF))
     ranked, starts = np.empty(len(rows), np.int64), np.empty(len(block) + 1, np.int64)
     places_of = np.empty(len(rows), np.int32)
-    _sort_candidates(
-        rows, keys, block.positives, block.positive_starts, block.ignored, block.ignored_starts, ranked, starts,
-        places_of,
+    _leave_out_ignored(
+        *_by_row(rows, keys, len(block)), keys, block.positives, block.positive_starts, block.ignored,
+        block.ignored_starts, ranked, starts, places_of,
     )  # fmt: skip
     return ranked[: starts[-1]], starts, places_of[: starts[-1]]
 
 
 @kernel
-def _sort_candidates(
-    rows: Array, keys: Array, positives: Array, positive_starts: Array, ignored: Array, ignored_starts: Array,
-    ranked: Array, starts: Array, places_of: Array,
+def _leave_out_ignored(
+    order: Array, starts_all: Array, keys: Array, positives: Array, positive_starts: Array, ignored: Array,
+    ignored_starts: Array, ranked: Array, starts: Array, places_of: Array,
 ) -> None:  # fmt: skip
-    n_queries = len(starts) - 1
-    given = np.zeros(n_queries + 1, np.int64)
-    for row in rows:
-        given[row + 1] += 1
-    given = np.cumsum(given)
-    of_row, filled = np.empty(len(rows), np.int64), given.copy()
-    for c in range(len(rows)):
-        of_row[filled[rows[c]]] = c
-        filled[rows[c]] += 1
     at = 0
-    for q in range(n_queries):
+    for q in range(len(starts) - 1):
         starts[q] = at
-        unsorted = of_row[given[q] : given[q + 1]]
         right = positives[positive_starts[q] : positive_starts[q + 1]]
         left_out = ignored[ignored_starts[q] : ignored_starts[q + 1]]
-        for c in unsorted[np.argsort(keys[unsorted])]:
+        for c in order[starts_all[q] : starts_all[q + 1]]:
             if place_of(left_out, item_of(keys[c])) < 0:
                 ranked[at] = c
                 places_of[at] = place_of(right, item_of(keys[c]))
                 at += 1
-    starts[n_queries] = at
+    starts[-1] = at
 
 
 @kernel

@@ -5,13 +5,17 @@ The settings are a frozen dataclass of plain values with all that a worker needs
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.class_split import Divided, hold_out
+from ray_backfill.images.decode import SIDE, png
 from ray_backfill.images.source import ImageSource
 
 
@@ -82,6 +86,15 @@ def open_images(settings: Any) -> ImageSource:
     if isinstance(settings, Divided):
         return hold_out(open_images(settings.images), settings.protocol)
     return dataset_of(settings).open_images(settings)
+
+
+def pictures(settings: Any, split: str, ids: NDArray[np.int64]) -> list[bytes]:
+    """PNG files of the images with these ids, as models see them; rendered ones as large as thumbnails. b"": broken."""
+    source = open_images(settings if hasattr(settings, "root") else replace(settings, image_size=SIDE))
+    ids_N = source.items(split).ids_N
+    ascending = np.argsort(ids_N)
+    read = source.read(split, ascending[np.searchsorted(ids_N, ids, sorter=ascending)])
+    return [b"" if i in read.broken else png(pixels_SSC) for i, pixels_SSC in enumerate(read.pixels_BSSC)]
 
 
 def download(settings: Any) -> None:

@@ -24,7 +24,7 @@ from ray_backfill.drill.jobs import FromImages
 from ray_backfill.drill.run import check_drill, check_room, run_resolved
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.engine.index import check_index
-from ray_backfill.images.datasets import open_images
+from ray_backfill.images.datasets import open_images, pictures
 from ray_backfill.learn.methods import all_backbones, models_of
 from ray_backfill.learn.training.backbone_loop import training_rows
 from ray_backfill.recipes import Recipe
@@ -173,7 +173,8 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
             n_trained = sum(method.is_trained for method in methods)
             check_evaluation(recipe, number_of(for_maps(context.workers)) if n_trained == 1 else 1)
         embeddings = embed_recipe(recipe, context)
-        return evaluate_folder(embeddings, recipe.evaluation, recipe.fits, context, asdict(recipe))
+        shown = partial(pictures, recipe.images)
+        return evaluate_folder(embeddings, recipe.evaluation, recipe.fits, context, asdict(recipe), pictures=shown)
 
 
 def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> Path:

@@ -6,7 +6,7 @@ import pytest
 
 from ray_backfill.compare.analyses.checks import CheckRow
 from ray_backfill.compare.report import Results, html, print_table, read_results
-from ray_backfill.compare.report.answers import answer, runner_up, warnings
+from ray_backfill.compare.report.answers import answer, good_to_know, runner_up, warnings
 from ray_backfill.compare.report.verdict import Situation, find_situation, verdict
 from ray_backfill.compare.results import DOUBLE_DAGGER
 from ray_backfill.compare.selection import UNLEARNED_NOTE
@@ -46,6 +46,10 @@ def test_the_best_method_is_not_recommended_if_it_did_not_learn(tmp_path: Path) 
 def test_a_warning_names_the_methods(tmp_path: Path) -> None:
     assert not any("learn" in sentence for sentence in warnings(results_with(tmp_path)))
     assert any("Did not learn here: full RM, BCT. " in s for s in warnings(results_with(tmp_path, "rm", "bct")))
+    # One that would not have been recommended anyway changes nothing.
+    results = results_with(tmp_path, "rm_naive")
+    assert not any("learn" in sentence for sentence in warnings(results))
+    assert any(sentence.startswith("Did not learn here: RM naive. ") for sentence in good_to_know(results))
 
 
 def test_if_nothing_learned_nothing_is_recommended(tmp_path: Path) -> None:

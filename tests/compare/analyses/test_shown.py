@@ -1,7 +1,10 @@
 """The queries that lose and gain most: which they are, and what a page shows of them."""
 
+import base64
 import io
+import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+import ray_backfill as rb
 from ray_backfill.compare.analyses.flips import FlipRow
-from ray_backfill.compare.analyses.shown import ShownQuery, _decisive, clean, told
+from ray_backfill.compare.analyses.shown import ShownQuery, _decisive, clean, examples, told
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.replay import Flips
 from ray_backfill.compare.report import read_results
@@ -22,6 +26,8 @@ from ray_backfill.core.schema import rows_of
 from ray_backfill.data.folder import EmbeddingTable
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.engine.lists import RankedLists
+from ray_backfill.images.datasets import pictures
+from ray_backfill.images.datasets.landmarks import Settings, open_images
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
 from tests.compare.folder import write_split
@@ -156,3 +162,32 @@ def test_texts_are_cut_to_one_line() -> None:
     assert clean("a\tb\x1b[31m\n c") == "a b [31m c"
     assert clean("x" * 500) == "x" * 159 + "\u2026"
     assert clean(None) == clean(7) == ""
+
+
+def test_pictures_of_a_recipe_are_shown_with_an_example_of_each_kind(tmp_path: Path) -> None:
+    """Rendered for the page; the folder has no column of images."""
+    settings, rng = Settings(landmarks=12, train_images=60, gallery_images=200, queries=60), np.random.default_rng(0)
+    source, splits = open_images(settings), {}
+    for split in ("gallery", "queries"):
+        items = source.items(split)
+        old = rng.normal(size=(len(items), 8)) + np.eye(12)[items.labels_N][:, :8]
+        vectors = {"old": old, "new": old + rng.normal(size=old.shape)}
+        splits[split] = vectors | {"id": items.ids_N, "label": items.labels_N}
+    data = rb.write_folder(tmp_path / "data", **splits)
+    how = replace(EVALUATION, orders=("random",))
+    out = evaluate_folder(
+        data, how, FitSettings(), Context(tmp_path / "out"), pictures=partial(pictures, settings)
+    )  # fmt: skip
+    results = read_results(out)
+    row = next(row for row in results.shown if row.first)
+    decoded = np.asarray(Image.open(io.BytesIO(base64.b64decode(row.query_image.partition(",")[2]))), np.float64)
+    large = open_images(replace(settings, image_size=96))
+    at = np.flatnonzero(large.items("queries").ids_N == int(row.query))
+    assert np.abs(decoded - large.read("queries", at).pixels_BSSC[0]).mean() < 8, "but for JPEG, the rendered image"
+    lost, won = examples(results)
+    assert lost.sentence.startswith("A query that loses a right first result, at")
+    assert won.sentence.startswith("A query that wins a right first result, at")
+    assert all(str(thing).startswith('<img class="thumb"') for example in (lost, won) for _, thing in example.things)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert lost.sentence.replace(" %", "\u00a0%") in page.split("<nav")[0]
+    assert sum(map(len, re.findall(r"data:image/jpeg;base64,[^\"]*", page))) < 300_000

@@ -1,15 +1,21 @@
 """What was left out of the data is told at the end of a run, with the file that lists it."""
 
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
 
+import ray_backfill as rb
 from ray_backfill.cli.main import main
-from ray_backfill.compare.report import print_table
+from ray_backfill.compare.report import print_table, read_data, write_report
+from ray_backfill.compare.report.as_json import as_json
+from ray_backfill.data.leakage import leakage_notes
+from ray_backfill.data.truth import find_truth
 from ray_backfill.drill.report import print_live_table
 from tests.compare.folder import write_split
 from tests.compare.report.folder import MANIFEST, printed, write_results
@@ -77,3 +83,34 @@ def test_a_run_tells_that_queries_are_weighted_and_explains_its_metrics(
     for term in ("MRR, MRR@k", "recall@k", "nDCG, nDCG@k"):
         assert f"<dt>{term}</dt>" in page
     assert "CMC@k" not in page
+
+
+def test_only_what_can_change_the_decision_is_a_warning(tmp_path: Path) -> None:
+    told = {"notes": ["half of the rows are lost"], "remarks": ["three of 900 items are there twice"]}
+    folder = write_results(tmp_path, data=MANIFEST["data"] | told)
+    write_report(folder)
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    box = page.split('aria-label="warnings"')[1].split("</div>")[0]
+    assert told["notes"][0] in box
+    assert told["remarks"][0] not in box
+    assert f"<li>{told['remarks'][0]}</li>" in page.split("Good to know</summary>")[1].split("</details>")[0]
+    assert f"good to know: {told['remarks'][0]}" in lines(lambda console: print_table(folder, console))
+    document = as_json(read_data(folder), folder)
+    assert told["notes"][0] in document["warnings"]
+    assert told["remarks"] == document["good_to_know"][-1:]
+
+
+@pytest.mark.parametrize(("copies", "matters"), [(1, False), (3, False), (30, True)])
+def test_a_few_copies_are_good_to_know_and_many_are_a_warning(copies: int, matters: bool, tmp_path: Path) -> None:
+    """In a gallery of 400: the limit is 1 % of what is measured."""
+    rng = np.random.default_rng(0)
+    gallery, queries, train = (
+        {"old": rng.normal(size=(n, 4)), "new": rng.normal(size=(n, 4)), "label": np.arange(n) % 5}
+        for n in (400, 50, 300)
+    )
+    for model in ("old", "new"):
+        train[model][:copies] = gallery[model][:copies]
+    folder = rb.read_folder(rb.write_folder(tmp_path / "data", gallery, queries, train))
+    (note,) = leakage_notes(folder, find_truth(folder).ground, is_fitted=True)
+    assert note.matters == matters
+    assert pickle.loads(pickle.dumps(note)).matters == matters

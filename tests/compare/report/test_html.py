@@ -31,7 +31,7 @@ def test_numbers_of_both_metrics(tmp_path: Path) -> None:
     shown = page(write_results(tmp_path))
     rows, heads = shown.rows, ["method", "average", "95 % interval", "gain", "start", "end", "largest fall"]
     heads += ["as old from", "half gain from", "as new from"]
-    assert [*heads, "flips vs old", "flips vs own start"] in rows
+    assert [*heads, "lost", "lost vs own start"] in rows
     steps = ["start", "50 %", "end"]
     marked = ["40.0✓", "62.0✓", "0.0✓"]
     assert ["full RM", "53.0", "52.0 to 54.0", "115 %", *marked, *steps, "6.2", "3.1"] in rows

@@ -68,20 +68,20 @@ def test_figures_are_drawn_by_name(tmp_path: Path, several: Results) -> None:
 
 def test_the_best_method_is_compared_with_all_others_the_closest_first(tmp_path: Path) -> None:
     compared = read_results(write_results(tmp_path)).compare()
-    assert compared.title == "full RM: AUC of mAP minus that of others, in per cent"
+    assert compared.title == "full RM: average mAP minus that of others, in per cent"
     assert compared.frame.other.tolist() == ["new", "BCT", "RM naive", "old"]
     assert compared.frame.iloc[1].tolist() == (
         ["BCT", 0.53, 0.35, pytest.approx(0.18), pytest.approx(0.16), pytest.approx(0.20), "better"]
     )
     text = repr(compared).splitlines()
-    assert text[1].split() == ["other", "AUC", "other", "AUC", "difference", "95", "%", "interval", "verdict"]
+    assert text[1].split() == ["other", "average", "other", "average", "difference", "95", "%", "interval", "verdict"]
     assert text[3].split() == ["BCT", "53.0", "35.0", "+18.00", "+16.00", "to", "+20.00", "better"]
     assert "<td>+16.00 to +20.00</td>" in compared._repr_html_()
 
 
 def test_methods_are_compared_by_name_metric_order_and_merge(several: Results) -> None:
     one = several.compare("bct", "rm", "old", metric="CMC@1", order="random", merge="csls")
-    assert one.title == "BCT (random order, csls merge): AUC of CMC@1 minus that of others, in per cent"
+    assert one.title == "BCT (random order, csls merge): average CMC@1 minus that of others, in per cent"
     assert one.frame[["other", "order", "merge", "verdict"]].to_numpy().tolist() == [
         ["full RM", "random", "csls", "worse"],
         ["old", "–", "–", "better"],

@@ -25,8 +25,8 @@ def curve(end: float, metrics: tuple[str, ...] = ("mAP", "CMC@1"), queries: int 
 def test_a_line_for_each_metric() -> None:
     assert repr(curve(0.6)).splitlines() == [
         "Curve: 3 points, 40 queries (2 without a positive left out)",
-        "mAP: 20.0 % at the start, 60.0 % at the end, AUC 40.0 %",
-        "CMC@1: 50.0 % at the start, 60.0 % at the end, AUC 62.5 %",
+        "mAP: 20.0 % at the start, 60.0 % at the end, average 40.0 %",
+        "CMC@1: 50.0 % at the start, 60.0 % at the end, average 62.5 %",
     ]
 
 
