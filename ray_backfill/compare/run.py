@@ -102,7 +102,7 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
     """
     settle(out, files())
     models = models_of(named.methods)
-    folder = _read(data, models, context.out)
+    folder = with_sample(data, models, context.out)
     if not from_images:
         check_alignment(folder)
     tables = [folder.gallery, *([folder.queries] if folder.queries else [])]
@@ -117,7 +117,7 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
         named = named.with_method(*find_methods((f"cascade@{RECALLS}",)))
     both = joined(named, out)
     if (needed := models_of(both.methods)) != models:
-        folder = _read(data, needed, context.out)
+        folder = with_sample(data, needed, context.out)
     try:
         check_can_be_extended(out, folder, truth.ground, both, recorded_settings(fits, context.chosen))
         if both is not named:
@@ -134,7 +134,7 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
     return resolve(folder, both, fits, from_images, truth=truth)
 
 
-def _read(data: Path, models: Sequence[str], out: Path) -> EmbeddingFolder:
+def with_sample(data: Path, models: Sequence[str], out: Path) -> EmbeddingFolder:
     """The folder, with a sample of its gallery as train split if it has none of its own.
 
     The sample has no labels: what is learned from the labels of the gallery says nothing about other items.

@@ -50,7 +50,7 @@ LINES = [
     ("forecast", ["--old", "hf:a", "--new", "hf:b", "--texts", "texts.csv"]),
 ]
 # Commands with a positional argument, whose text stands on their first pages.
-POSITIONAL = (("doctor", ["my_embeddings"]), ("sample", ["my_embeddings"]))
+POSITIONAL = (("doctor", ["my_embeddings"]), ("sample", ["my_embeddings"]), ("report", ["runs/mine"]))
 
 
 @cache

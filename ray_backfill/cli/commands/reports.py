@@ -36,20 +36,34 @@ def run_doctor(job: DoctorJob) -> None:
 
 @dataclass(frozen=True)
 class ReportJob:
-    """The report of a finished run."""
+    """The report of a finished run, or ranked lists of a finished simulation in TREC's format."""
 
-    run: Path
+    folder: Path
     """Folder of the run, or its results folder."""
+    run: Path | None = None
+    """Write the lists of --method into this file, and the right answers into FILE.qrels, instead of the report."""
+    method: str = ""
+    """Whose lists: old, new or any method of the run."""
+    order: str = ""
+    """Backfill order; by default the first of the run."""
+    merge: str = ""
+    """Merge; by default the first of the run."""
+    at: str = "0%"
+    """Share of the gallery that is backfilled."""
+    depth: int = 0
+    """Items of a list; 0 stands for 1,000, or the largest cut-off of the run's metrics."""
 
 
 def report_options(arguments: Sequence[str]) -> Options:
     """The folder."""
-    return Options(ReportJob(REQUIRED), arguments, positional="run")
+    return Options(ReportJob(REQUIRED), arguments, positional="folder")
 
 
 def run_report(job: ReportJob) -> None:
-    """Print the table, and rewrite curves.png and report.html from the tables."""
-    folder = job.run.absolute()
+    """Print the table, and rewrite curves.png and report.html from the tables; or write lists."""
+    folder = job.folder.absolute()
+    if (job.run is None) != (not job.method) or job.depth < 0:
+        raise InputError("lists need --run FILE and --method NAME, and a --depth above 0, if any")
     forecasts = [path for path in (folder, folder / "forecast") if (path / "calibration.parquet").exists()]
     live = [path for path in (folder, folder / "live") if (path / "checkpoints.parquet").exists()]
     simulations = [path for path in (folder, folder / "results", folder / "live") if (path / "curves.parquet").exists()]
@@ -58,6 +72,12 @@ def run_report(job: ReportJob) -> None:
         raise InputError(
             f"{shown(folder)} holds no results: give the folder that simulate, forecast or drill wrote with --out"
         )
+    if job.run is not None:
+        from ray_backfill.compare.trec import write_lists
+
+        results = next((path for path in simulations if path.name != "live"), folder)
+        write_lists(results, job.run.absolute(), job.method, job.order, job.merge, job.at, job.depth)
+        return print(f"lists: {job.run}\nright answers: {job.run}.qrels")
     from ray_backfill.compare.report import print_table, write_report
     from ray_backfill.drill.report import print_live_table, write_live_report
     from ray_backfill.forecast.report import print_forecast, write_forecast_report

@@ -46,7 +46,7 @@ def _of_part(served: Served, items: IntArray, points: int) -> Served:
         place = place_N[order]
         orders[name] = place[place >= 0]
         so_far = np.concatenate([[0], np.cumsum(place >= 0)])
-        backfilled[name] = so_far[backfilled_at(n_gallery, points)]
+        backfilled[name] = so_far[served.backfilled.get(name, backfilled_at(n_gallery, points))]
     return replace(served, orders=orders, backfilled=backfilled)
 
 

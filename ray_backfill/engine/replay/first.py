@@ -10,14 +10,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from ray_backfill.engine.lists import RankedLists
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.lists import RankedLists, best_first, merge_sides
+from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.replay.block import Block
 from ray_backfill.engine.replay.engine import in_threads, shards_here
 from ray_backfill.engine.replay.filtered import parts_of
 from ray_backfill.engine.replay.nearest import nearest_lists
-from ray_backfill.engine.replay.prepare import Prepared, Served, prepare_replay, split_queries
+from ray_backfill.engine.replay.prepare import Prepared, Served, as_served, prepare_replay, split_queries
 from ray_backfill.engine.replay.shard import Shards, candidates, candidates_of
-from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem
+from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
 
 
 def find_first(
@@ -84,3 +86,36 @@ def first_lists(prepared: Prepared, truth: GroundTruth, shards: Shards, threads:
 
     in_threads(find_block, split_queries(prepared, truth, threads), shards, threads)
     return lists
+
+
+def lists_at(
+    pair: UpgradePair, truth: GroundTruth, queries: IntArray, order: IntArray, backfilled: int, k: int, distance: str,
+    merge: Merge = RAW, recalls: int = 0,
+) -> RankedLists:  # fmt: skip
+    """Find the (K, k) first items of some queries when the first ``backfilled`` items of an order are backfilled.
+
+    recalls: number of candidates of a cascade; 0 for other pairs. The others: see ``find_first``, but any merge will
+    do. Cost: two searches of the gallery. Memory: 63 bytes per query and item.
+    """
+    n = pair.n_gallery
+
+    def found(pair: UpgradePair, order: IntArray, backfilled: int, k: int, merge: Merge = RAW) -> RankedLists:
+        systems, served = as_served(pair, {"": order}, merge)
+        served = replace(served, backfilled={"": np.array([backfilled, n])})
+        # Of three points the second; what switches at the end does so at the third.
+        return find_first(systems, served, truth, queries, 3, distance, k)[""].at((slice(None), 1 + (backfilled == n)))
+
+    if merge.by_rank:
+        sides = (pair.backward, order[::-1].copy(), n - backfilled), (pair.forward, order, backfilled)
+        lists = (found(UpgradePair(one, one, "only_backfilled"), items, served, k) for one, items, served in sides)
+        old, new = (of._replace(score=np.where(of.item < 0, np.inf, np.arange(k))) for of in lists)
+        return merge_sides(old, new, merge, k)
+    if not recalls or backfilled == n:
+        return found(pair, order, backfilled, k, merge)
+    # The candidates in the forward system's order; behind them, the backward system's ranking goes on.
+    recalled = found(UpgradePair(pair.backward, pair.backward), order, 0, max(k, recalls))
+    row, place = np.nonzero(recalled.item[:, :recalls] >= 0)
+    exact = ProductForm.of(pair.forward, distance).exact(queries[row], recalled.item[row, place])
+    first = best_first(row, exact, recalled.item[row, place], *recalled.item[:, :recalls].shape)
+    recalled.put(np.s_[:, :recalls], first._replace(is_forward=first.item >= 0))
+    return recalled.at(np.s_[:, :k])

@@ -5,6 +5,7 @@ import pytest
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.replay import Served, find_first, replay
+from ray_backfill.engine.replay.first import lists_at
 from ray_backfill.engine.systems import Filter, GroundTruth, RetrievalSystem, UpgradePair
 from tests.engine.replay.cases import assert_same, assert_same_lists, random_parts, random_truth
 
@@ -46,6 +47,18 @@ def test_first_items_stay_in_their_part(switch: str) -> None:
         for each in (truth.with_filter(found), ignoring_others(truth, found))
     )
     assert_same_lists(filtered, wanted)
+
+
+def test_lists_of_one_moment_stay_in_their_part() -> None:
+    old, new, truth, found = invented(3)
+    order = np.random.default_rng(3).permutation(90)
+    scored = np.setdiff1d(np.arange(truth.n_queries), truth.with_filter(found).skipped)
+    for there in (0, 31, 90):
+        filtered, wanted = (
+            lists_at(UpgradePair(old, new), each, scored, order, there, 20, "l2")
+            for each in (truth.with_filter(found), ignoring_others(truth, found))
+        )
+        assert_same_lists(filtered, wanted)
 
 
 def test_without_a_right_answer_in_any_part_there_is_nothing_to_measure() -> None:

@@ -6,7 +6,8 @@ import pytest
 from ray_backfill.engine.lists import RankedLists, measure_lists
 from ray_backfill.engine.merges import RAW, Merge, ScoreMap
 from ray_backfill.engine.replay import Curve, Served, find_first, replay
-from ray_backfill.engine.systems import GroundTruth, Switch, UpgradePair
+from ray_backfill.engine.replay.first import lists_at
+from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, Switch, UpgradePair
 from tests.engine.replay.cases import assert_same_lists, random_pair, random_system, random_truth
 
 POINTS = 12
@@ -102,3 +103,50 @@ def test_a_query_that_ignores_nearly_everything() -> None:
     found = find_first(systems, served, truth, np.arange(2), POINTS, "l2")[""]
     assert set(found.item[0].ravel()) <= {7, 50}
     assert_same_lists(found, by_definition(pair, truth, order, np.arange(2), "l2", 1))
+
+
+@pytest.mark.parametrize("switch", ["progressively", "at_end", "only_backfilled"])
+def test_lists_of_one_moment(switch: Switch) -> None:
+    """At all moments of a curve; ties, and fewer items than places."""
+    rng = np.random.default_rng(4)
+    backward, forward = (random_system(rng, 15, 40, 4, tied=True) for _ in range(2))
+    pair, truth, order = UpgradePair(backward, forward, switch), random_truth(rng, 15, 40), rng.permutation(40)
+    queries = np.setdiff1d(np.arange(15), truth.skipped)
+    expected = by_definition(pair, truth, order, queries, "l2", 50)
+    for i in range(POINTS):
+        there = i * 40 // (POINTS - 1)
+        found = lists_at(pair, truth, queries, order, there, 50, "l2")
+        assert_same_lists(found, expected.at(np.s_[:, i]))
+
+
+def ranked(system: RetrievalSystem, query: int, items: list[int]) -> list[tuple[float, int]]:
+    """(distance, item) of these items, the closest first."""
+    apart = ((system.query[query].astype(int) - system.gallery[items].astype(int)) ** 2).sum(axis=1)
+    return sorted((float(np.float32(np.sqrt(of))), item) for of, item in zip(apart, items, strict=True))
+
+
+@pytest.mark.parametrize(("there", "k"), [(0, 9), (13, 9), (13, 40), (40, 9)])
+def test_lists_of_a_fusion_and_of_a_cascade(there: int, k: int) -> None:
+    """A fusion sorts by the rank in the own list, then by distance and position; a cascade re-ranks the first seven."""
+    rng = np.random.default_rng(there)
+    backward, forward = (random_system(rng, 9, 40, 4, tied=True) for _ in range(2))
+    pair, truth, order = UpgradePair(backward, forward), random_truth(rng, 9, 40), rng.permutation(40)
+    queries = np.setdiff1d(np.arange(9), truth.skipped)
+    fused = lists_at(pair, truth, queries, order, there, k, "l2", Merge("rrf", by_rank=True))
+    cascade = UpgradePair(backward, forward, "at_end")
+    reranked = lists_at(cascade, truth, queries, order, there, k, "l2", recalls=7)
+    for row, q in enumerate(queries):
+        shown = np.setdiff1d(np.arange(40), truth.ignored_of(q))
+        done = np.isin(shown, order[:there])
+        sides = ranked(backward, q, shown[~done].tolist()), ranked(forward, q, shown[done].tolist())
+        by_rank = sorted((rank, *pair_) for side in sides for rank, pair_ in enumerate(side))
+        assert_lists(fused.item[row], [item for *_, item in by_rank][:k])
+        listed = fused.item[row] >= 0
+        np.testing.assert_array_equal(fused.is_forward[row][listed], np.isin(fused.item[row], order[:there])[listed])
+        old = [item for _, item in ranked(backward, q, shown.tolist())]
+        new = [item for _, item in ranked(forward, q, shown.tolist() if there == 40 else old[:7])]
+        assert_lists(reranked.item[row], (new if there == 40 else new + old[7:])[:k])
+
+
+def assert_lists(found: np.ndarray, expected: list[int]) -> None:
+    assert found[found >= 0].tolist() == expected
