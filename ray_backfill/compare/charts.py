@@ -13,6 +13,12 @@ from ray_backfill.page.charts import REFERENCE_STYLES, Chart, DrawnCurve, Interv
 from ray_backfill.page.numbers import percent
 
 
+def main_charts(results: ResultsData) -> list[Chart]:
+    """A chart for each metric, or for each order and merge if there are several of those."""
+    shown = curve_charts(results)
+    return shown[: len(drawn_variants(results))] if len(results.variants) > 1 else shown  # of the primary metric
+
+
 def curve_charts(results: ResultsData) -> list[Chart]:
     """A chart for each metric, and each order and merge if there are several; those of a metric have one scale."""
     charts = []

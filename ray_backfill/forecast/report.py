@@ -162,13 +162,7 @@ def write_forecast_report(folder: Path) -> None:
     from ray_backfill.page.parts import write_pages
 
     forecast = read_forecast(folder)
-
-    def curves_png() -> bytes:
-        from ray_backfill.page.drawing import panels_figure, to_png
-
-        return to_png(panels_figure(charts_of(forecast)))
-
-    write_pages(folder, curves_png, lambda: render(forecast))
+    write_pages(folder, lambda: charts_of(forecast), lambda: render(forecast))
 
 
 def print_forecast(folder: Path) -> None:

@@ -56,19 +56,25 @@ class PageChart(NamedTuple):
     box: str
 
 
-def write_pages(folder: Path, curves_png: Callable[[], bytes], page: Callable[[], str]) -> None:
+def write_pages(folder: Path, curves: Callable[[], Sequence[Chart]], page: Callable[[], str]) -> None:
     """Make ``curves.png`` and ``report.html`` and write them atomically; older files are replaced.
 
     Without matplotlib there is no ``curves.png``, and the page says how to have curves drawn.
     """
     try:
-        drawn, text = curves_png() if not undrawn() else None, page()
+        drawn, text = None if undrawn() else _png(curves()), page()
     except Exception as error:
         error.add_note(f"The results in {folder} are complete; ray-backfill report makes their page again.")
         raise
     if drawn is not None:
         write_whole(folder / "curves.png", lambda temporary: temporary.write_bytes(drawn))
     write_whole(folder / "report.html", lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _png(charts: Sequence[Chart]) -> bytes:
+    from ray_backfill.page.drawing import panels_figure, to_png
+
+    return to_png(panels_figure(charts))
 
 
 def undrawn() -> str:

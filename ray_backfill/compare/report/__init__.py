@@ -316,18 +316,12 @@ def write_report(folder: Path) -> None:
     Raises:
         InputError: the folder, a file or a column is missing.
     """
+    from ray_backfill.compare import charts
     from ray_backfill.compare.report import html
     from ray_backfill.page.parts import write_pages
 
     results = read_data(folder)
-
-    def curves_png() -> bytes:
-        from ray_backfill.compare.report.figures import curves_figure
-        from ray_backfill.page.drawing import to_png
-
-        return to_png(curves_figure(results))
-
-    write_pages(folder, curves_png, lambda: html.render(results))
+    write_pages(folder, lambda: charts.main_charts(results), lambda: html.render(results))
 
 
 def print_first_table(results: ResultsData, to_come: list[str]) -> None:

@@ -17,11 +17,8 @@ from ray_backfill.page.numbers import percent_sign, shorten
 
 
 def curves_figure(results: ResultsData) -> Figure:
-    """The main figure: one panel per metric, or per order and merge if there are several of those."""
-    shown = charts.curve_charts(results)
-    if len(results.variants) > 1:
-        shown = shown[: len(charts.drawn_variants(results))]  # those of the primary metric
-    return drawing.panels_figure(shown)
+    """The main figure."""
+    return drawing.panels_figure(charts.main_charts(results))
 
 
 def flips_figure(results: ResultsData) -> Figure | None:

@@ -10,7 +10,6 @@ from ray_backfill.drill.report import html
 from ray_backfill.drill.report.charts import quality_charts
 from ray_backfill.drill.report.drill_folder import read_drill
 from ray_backfill.drill.report.sentences import details, is_alarming, source, verdict
-from ray_backfill.page.drawing import panels_figure, to_png
 from ray_backfill.page.heading import data_notes
 from ray_backfill.page.layout import show
 from ray_backfill.page.parts import write_pages
@@ -33,7 +32,7 @@ def write_live_report(folder: Path) -> None:
         InputError: the folder, a file or a column is missing.
     """
     drill = read_drill(folder)
-    write_pages(folder, lambda: to_png(panels_figure(quality_charts(drill))), lambda: html.render(drill))
+    write_pages(folder, lambda: quality_charts(drill), lambda: html.render(drill))
 
 
 def print_live_table(folder: Path, console: Console | None = None) -> None:
