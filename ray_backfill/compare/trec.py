@@ -48,19 +48,19 @@ def write_lists(results: Path, file: Path, method: str, order: str, merge: str, 
     share = Fraction(at.removesuffix("%")) / (100 if "%" in at else 1) if re.fullmatch(r"\d*\.?\d+%?", at) else 2
     if share > 1:
         raise InputError(f"--at is the share of the gallery that is backfilled, such as 50% or 0.5, not {at!r}")
-    found = read_data(results)
-    known = {f"{row.method} {row.order} {row.merge}": row for row in found.rows}
+    finished = read_data(results)
+    known = {f"{row.method} {row.order} {row.merge}": row for row in finished.rows}
     fit = (row for row in known.values() if row.method == method and {order, merge} <= {"", row.order, row.merge})
     if (row := next(fit, None)) is None:
         raise unknown_name("method, order and merge", " ".join(filter(None, (method, order, merge))), known)
-    comparison = _reopened(found, results, row.variant)
+    comparison = _reopened(finished, results, row.variant)
     truth, gallery = comparison.truth, comparison.folder.gallery
     query_ids, item_ids = (of.id.astype(str).astype(object) for of in (comparison.folder.queries or gallery, gallery))
     grades = np.ones(len(truth.positives)) if truth.grades is None else truth.grades
     if wrong := [id_ for id_ in (*query_ids, *item_ids) if len(id_.split()) != 1] or grades[grades % 1 > 0].tolist():
         raise InputError(f"TREC's files hold ids of one word and whole grades, not {wrong[0]!r}; change it, {AGAIN}")
-    k = min(len(gallery), depth or max(_DEPTH, *(parse_metric(metric).k or 0 for metric in found.metrics)))
-    metrics = [metric for metric in found.metrics if (parse_metric(metric).k or len(gallery)) <= k]
+    k = min(len(gallery), depth or max(_DEPTH, *(parse_metric(metric).k or 0 for metric in finished.metrics)))
+    metrics = [metric for metric in finished.metrics if (parse_metric(metric).k or len(gallery)) <= k]
     values: list[NDArray[np.float64]] = []
 
     def lines() -> Iterator[str]:
@@ -73,9 +73,9 @@ def write_lists(results: Path, file: Path, method: str, order: str, merge: str, 
                 )
         weights = None if truth.weights is None else stats.relative_weights(np.delete(truth.weights, truth.skipped))
         for metric, value in zip(metrics, stats.mean(np.concatenate(values), weights), strict=True):
-            there = found.moments[method, row.variant, metric].value
+            there = finished.moments[method, row.variant, metric].value
             place = share * (len(there) - 1)
-            if place.denominator == found.evaluation["permutations"] == 1 and abs(value - there[int(place)]) > 1e-9:
+            if place.denominator == finished.evaluation["permutations"] == 1 and abs(value - there[int(place)]) > 1e-9:
                 raise InputError(f"the lists have {metric} {value:.6f}, the tables {there[int(place)]:.6f}: {AGAIN}")
 
     columns = np.repeat(query_ids, np.diff(truth.positive_starts)), item_ids[truth.positives], grades
@@ -89,9 +89,9 @@ def write_lists(results: Path, file: Path, method: str, order: str, merge: str, 
         write_whole(path, write)
 
 
-def _reopened(found: ResultsData, results: Path, variant: Variant) -> Comparison:
+def _reopened(finished: ResultsData, results: Path, variant: Variant) -> Comparison:
     """The comparison of finished results, for one order and one merge."""
-    run, settings, data = results.parent, found.manifest.settings, Path(found.manifest.data["path"])
+    run, settings, data = results.parent, finished.manifest.settings, Path(finished.manifest.data["path"])
     recorded: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in settings["evaluation"].items()}
     how = Evaluation(**recorded)
     if any(word.startswith("python:") for word in how.truth):  # only a command line may name code to run
@@ -102,7 +102,7 @@ def _reopened(found: ResultsData, results: Path, variant: Variant) -> Comparison
     named = replace(how.named, methods=tuple(find_methods(how.methods)))
     with TemporaryDirectory() as scratch, step("read embeddings"):
         folder = with_sample(path, models_of(named.methods), Path(scratch))
-    truth, named = resolve_truth(folder, named, bool(found.manifest.recipe))
+    truth, named = resolve_truth(folder, named, bool(finished.manifest.recipe))
     more = {name: settings[name] for name in ("fits", "chosen") if name in settings}
     if difference := results_key(folder, truth.ground, named, more).difference({"stage": STAGE, "settings": settings}):
         raise InputError(f"{path} is not what {results} was computed from ({difference}); {AGAIN}")

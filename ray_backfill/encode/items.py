@@ -196,9 +196,9 @@ def _collection(folder: Path, settings: ItemSettings) -> dict[str, dict[str, lis
     Raises InputError for a subset that is not there, or not said.
     """
     of = f"{settings.subset}-" if settings.subset else ""
-    found = {part: _by_split(folder, [of + name for name in names]) for part, names in _COLLECTION.items()}
-    if found["corpus"] and found["queries"]:
-        return found
+    files = {part: _by_split(folder, [of + name for name in names]) for part, names in _COLLECTION.items()}
+    if files["corpus"] and files["queries"]:
+        return files
     ends = ("-corpus", "-queries")
     if subsets := set.intersection(*({path.name.split(end)[0] for path in folder.glob(f"*{end}*")} for end in ends)):
         raise InputError(f"{folder} has several collections; --items.subset names one: {', '.join(sorted(subsets))}")
@@ -210,11 +210,11 @@ def _collection(folder: Path, settings: ItemSettings) -> dict[str, dict[str, lis
 def _by_split(folder: Path, names: Sequence[str]) -> dict[str, list[Path]]:
     """The first of these files, or the files of the first of these folders, such as test-00000-of-00002.parquet."""
     for name, ending in product(names, _ENDINGS):
-        file, found = folder / f"{name}{ending}", dict[str, list[Path]]()
-        for each in [file] if file.is_file() else sorted((folder / name).glob(f"*{ending}")):
-            found.setdefault(re.sub(r"-\d+-of-\d+.*", "", each.stem), []).append(each)
-        if found:
-            return found
+        file, files = folder / f"{name}{ending}", dict[str, list[Path]]()
+        for path in [file] if file.is_file() else sorted((folder / name).glob(f"*{ending}")):
+            files.setdefault(re.sub(r"-\d+-of-\d+.*", "", path.stem), []).append(path)
+        if files:
+            return files
     return {}
 
 

@@ -99,7 +99,7 @@ def lists_at(
     """
     n = pair.n_gallery
 
-    def found(pair: UpgradePair, order: IntArray, backfilled: int, k: int, merge: Merge = RAW) -> RankedLists:
+    def first_of(pair: UpgradePair, order: IntArray, backfilled: int, k: int, merge: Merge = RAW) -> RankedLists:
         systems, served = as_served(pair, {"": order}, merge)
         served = replace(served, backfilled={"": np.array([backfilled, n])})
         # Of three points the second; what switches at the end does so at the third.
@@ -107,13 +107,13 @@ def lists_at(
 
     if merge.by_rank:
         sides = (pair.backward, order[::-1].copy(), n - backfilled), (pair.forward, order, backfilled)
-        lists = (found(UpgradePair(one, one, "only_backfilled"), items, served, k) for one, items, served in sides)
+        lists = (first_of(UpgradePair(one, one, "only_backfilled"), items, served, k) for one, items, served in sides)
         old, new = (of._replace(score=np.where(of.item < 0, np.inf, np.arange(k))) for of in lists)
         return merge_sides(old, new, merge, k)
     if not recalls or backfilled == n:
-        return found(pair, order, backfilled, k, merge)
+        return first_of(pair, order, backfilled, k, merge)
     # The candidates in the forward system's order; behind them, the backward system's ranking goes on.
-    recalled = found(UpgradePair(pair.backward, pair.backward), order, 0, max(k, recalls))
+    recalled = first_of(UpgradePair(pair.backward, pair.backward), order, 0, max(k, recalls))
     row, place = np.nonzero(recalled.item[:, :recalls] >= 0)
     exact = ProductForm.of(pair.forward, distance).exact(queries[row], recalled.item[row, place])
     first = best_first(row, exact, recalled.item[row, place], *recalled.item[:, :recalls].shape)
