@@ -20,7 +20,7 @@ def shared_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
 
 
-@pytest.mark.parametrize("name", ["beir", "photographs"])
+@pytest.mark.parametrize("name", ["beir", pytest.param("photographs", marks=pytest.mark.heavy)])
 def test_scripts(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,7 +42,10 @@ def test_an_endpoint_and_its_price(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("shared_ray")
 @pytest.mark.parametrize(
     ("old", "new", "code", "says"),
-    [("old", "wide", 0, "## Go ahead"), ("wide", "old", 1, "::error title=Model upgrade::Do not upgrade")],
+    [
+        ("old", "wide", 0, "## Go ahead"),
+        pytest.param("wide", "old", 1, "::error title=Model upgrade::Do not upgrade", marks=pytest.mark.heavy),
+    ],
 )
 def test_the_gate_with_two_models(old: str, new: str, code: int, says: str, tmp_path: Path) -> None:
     names = [f"embedding_model: tests.encode._models:{name}\n" for name in (old, new)]
