@@ -158,7 +158,7 @@ def test_a_large_gallery_is_compared_in_seconds() -> None:
     vectors: dict[str, Any] = {m: rng.normal(size=(n, 128)).astype(np.float32) for m in ("old", "new")}
     gallery = EmbeddingTable(Path(), np.arange(n), vectors)
     queries = EmbeddingTable(Path(), np.arange(1000), {m: v[:1000] for m, v in vectors.items()})
-    folder: Any = type("Folder", (), {"gallery": gallery, "queries": queries, "train": None})()
+    folder: Any = type("Folder", (), {"gallery": gallery, "queries": queries, "train": None, "path": Path()})()
     truth = GroundTruth.from_labels(np.zeros(1000, int), np.arange(n))
     started = time.process_time()
     notes = leakage_notes(folder, truth, is_fitted=False)

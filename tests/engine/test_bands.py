@@ -86,7 +86,7 @@ def test_a_simulation_of_such_models_calibrates_by_default(tmp_path: Path) -> No
     assert not raw.manifest.data["distances_compare"]
     assert "rm_naive" not in {row.method for row in raw.candidates(raw.primary)}
     assert "rm_naive" in {row.method for row in found.candidates(found.primary)}
-    assert "simulate with --merges best" in (tmp_path / "raw" / "results" / "report.html").read_text()
+    assert "model first; --merges best can mend that" in (tmp_path / "raw" / "results" / "report.html").read_text()
 
 
 def test_without_items_to_fit_on_raw_distances_are_merged_and_this_is_told(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_without_items_to_fit_on_raw_distances_are_merged_and_this_is_told(tmp_p
         folder(tmp_path / "data", 4.0, train=0, gallery=200), out=tmp_path / "out", methods=("rm_naive",)
     )
     assert {row.title for row in found.rows} >= {"RM naive"}
-    assert "with a train.parquet, --merges best can mend that" in (tmp_path / "out/results/report.html").read_text()
+    assert "with train.parquet, --merges best can mend that" in (tmp_path / "out/results/report.html").read_text()
 
 
 def test_a_merge_that_stays_in_use_is_not_said_to_end(tmp_path: Path) -> None:
