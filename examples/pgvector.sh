@@ -9,7 +9,7 @@ set -euo pipefail
 
 DATABASE='postgresql://me@localhost/shop'            # CHANGE: the address; a table or a SELECT follows it after #
 COLUMNS=(--id id --old embedding --new embedding_v2) # CHANGE: what your tables call them
-CLICKS='SELECT search AS query, item, clicks FROM clicks' # CHANGE: or --truth labels below, see docs/embeddings.md
+CLICKS='SELECT search AS query, item, clicks FROM clicks' # CHANGE: or --truth labels below, see docs/truth.md
 
 ray-backfill import --out runs/pgvector/data --gallery "$DATABASE#items" "${COLUMNS[@]}"
 ray-backfill import --out runs/pgvector/data --queries "$DATABASE#searches" "${COLUMNS[@]}"

@@ -80,13 +80,16 @@ def write_lists(results: Path, file: Path, method: str, order: str, merge: str, 
 
     columns = np.repeat(query_ids, np.diff(truth.positive_starts)), item_ids[truth.positives], grades
     answers = (f"{query} 0 {item} {grade:.0f}\n" for query, item, grade in zip(*columns, strict=True))
-    for path, content in ((file, lines()), (file.with_name(f"{file.name}.qrels"), answers)):
+    _write_lines(file, lines())
+    _write_lines(file.with_name(f"{file.name}.qrels"), answers)
 
-        def write(temporary: Path, content: Iterator[str] = content) -> None:
-            with temporary.open("w", encoding="utf-8") as out:
-                out.writelines(content)
 
-        write_whole(path, write)
+def _write_lines(path: Path, lines: Iterator[str]) -> None:
+    def write(temporary: Path) -> None:
+        with temporary.open("w", encoding="utf-8") as out:
+            out.writelines(lines)
+
+    write_whole(path, write)
 
 
 def _reopened(finished: ResultsData, results: Path, variant: Variant) -> Comparison:

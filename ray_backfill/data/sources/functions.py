@@ -13,7 +13,8 @@ from ray_backfill.data.write import vector_column
 
 def _open(text: str) -> Source:
     _, module, function = (*text.split(":", 2), "")[:3]
-    sys.path.append("")  # the current folder, behind PYTHONPATH and what is installed
+    if "" not in sys.path:
+        sys.path.append("")  # the current folder, behind PYTHONPATH and what is installed
     numbers: list[int] = []
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -27,7 +28,9 @@ def _open(text: str) -> Source:
                 yield from table.select(schema.names).cast(schema).to_batches()
                 rows += len(table)
         except Exception as error:
-            raise InputError(f"{text}: {error!r}") from error
+            is_gone = isinstance(error, ModuleNotFoundError) and error.name == module
+            remedy = f"; {module}.py must be in the current folder or on PYTHONPATH" if is_gone else ""
+            raise InputError(f"{text}: {error!r}{remedy}") from error
         numbers.append(rows)
         if not rows or rows != numbers[0]:
             raise InputError(f"{text} yields {rows:,} rows; it must yield some, and the same at each call")
