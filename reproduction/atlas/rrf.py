@@ -41,7 +41,7 @@ def write_rrf(curves: pd.DataFrame, page: Path) -> None:
         )
     groups = {"all": is_apart | True, "cosines do not overlap": is_apart, "cosines overlap": ~is_apart}
     for name, own in groups.items():
-        means = (f"{each[own].mean():.1f}" for each in area.values())
+        means = (f"{area_U[own].mean():.1f}" for area_U in area.values())
         more = (f"{(area[_RRF] > area[other])[own].sum()}" for other in (_RAW, _BEST))
         sums.append((f"{name}: {own.sum()}", *means, *more))
     tables = (
@@ -57,7 +57,7 @@ def write_rrf(curves: pd.DataFrame, page: Path) -> None:
     from ray_backfill.page.drawing import panels_figure
 
     shown = [
-        _chart(name, {each: (own - old_U)[group] for each, own in points.items()})
+        _chart(name, {choice: (own - old_U)[group] for choice, own in points.items()})
         for name, group in [*groups.items()][1:]
     ]
     panels_figure(shown).savefig(page.parent / "results" / "atlas-rrf.png", dpi=110)
