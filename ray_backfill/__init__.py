@@ -28,6 +28,7 @@ __all__ = [
     "ScoreMap",
     "UpgradePair",
     "embed",
+    "export",
     "fit_merge",
     "forecast",
     "judge",
@@ -48,7 +49,7 @@ __all__ = [
 
 # Where the public names are defined. tests/test_api.py keeps this table, __all__ and the imports below the same.
 _NAMES_IN = {
-    "api": ("embed", "forecast", "judge", "merges", "methods", "orders", "sample", "simulate"),
+    "api": ("embed", "export", "forecast", "judge", "merges", "methods", "orders", "sample", "simulate"),
     "compare.report": ("Results", "read_results"),
     "core.errors": ("InputError",),
     "data.folder": ("EmbeddingFolder", "read_folder"),
@@ -65,7 +66,7 @@ _NAMES_IN = {
 _MODULE_OF = {name: f"ray_backfill.{module}" for module, names in _NAMES_IN.items() for name in names}
 
 if TYPE_CHECKING:  # for type checkers, editors and the API pages, which do not run __getattr__
-    from ray_backfill.api import embed, forecast, judge, merges, methods, orders, sample, simulate
+    from ray_backfill.api import embed, export, forecast, judge, merges, methods, orders, sample, simulate
     from ray_backfill.compare.report import Results, read_results
     from ray_backfill.core.errors import InputError
     from ray_backfill.data.folder import EmbeddingFolder, read_folder
@@ -92,7 +93,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps ``ray_backfill.engine.replay``, ``forecast``, ``methods``, ``orders`` and ``merges`` the public functions.
+    """Keeps ``ray_backfill.engine.replay``, ``forecast``, ``export``, ``methods``, ``orders`` and ``merges`` functions.
 
     Python binds a subpackage to its name in the package when it is first imported, over a function of that name.
     """

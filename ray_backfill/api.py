@@ -332,6 +332,32 @@ def forecast(
         return replace(read_forecast(made), is_kept=out is not None)
 
 
+def export(run: str | Path, to: str | Path, *, method: str, merge: str = "", order: str = "") -> Path:
+    """Write what a service needs to serve a method while its gallery is backfilled, as ``ray-backfill export`` does.
+
+    >>> folder = rb.export("runs/mine", "upgrade", method="ridge_gallery")
+    >>> sorted(path.name for path in folder.glob("*.onnx"))
+    ['items_backward.onnx', 'items_forward.onnx', 'queries.onnx']
+
+    Args:
+        run: Folder of a finished simulation, which ``simulate`` wrote with ``out``.
+        to: Folder to write; it must not exist.
+        method: A method of the run that is served while the gallery is backfilled.
+        merge: Merge of the run; by default that with which the method is best by the metric that leads.
+        order: Backfill order of the run; by default that with which the method is best.
+
+    Returns:
+        The folder; its README.md says what to do with it.
+
+    Raises:
+        InputError: The run has no such row, its embeddings or maps are gone, the method cannot be exported, or ``to``
+            exists.
+    """
+    from ray_backfill.export.run import export_run
+
+    return export_run(local_path(run).absolute(), local_path(to).absolute(), method, merge, order)
+
+
 def _folder_of(data: "str | Path | EmbeddingFolder") -> Path:
     from ray_backfill.data.folder import EmbeddingFolder
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "simulate": "backfills",
     "drill": "backfills",
     "report": "reports",
+    "export": "exports",
     "fit": "stages",
     "embed": "stages",
     "train": "stages",

@@ -106,6 +106,14 @@ class BackfillOrders:
                 orders[order.name] = self._carried[key]
         return orders
 
+    def scores(self, order: Order, method: Method, maps: FittedMaps, pair: UpgradePair) -> NDArray[np.float64]:
+        """(N,) what the items are sorted by for this method, the lowest first. pair: the method's systems."""
+        columns, carrier = dict(self.gallery.columns), self._carrier(order, method) if order.of_method else None
+        if carrier is not None:
+            columns[order.needs[0]] = self._given_by(carrier, order.needs[0], maps, pair if carrier is method else None)
+        scores = order.score(replace(self.gallery, columns=columns), self.named.evaluation.order_seed)
+        return np.asarray(scores, np.float64)
+
     def check(self) -> None:
         """Raises InputError for an order that depends on methods, if no method provides what it needs."""
         for order in self.named.orders:

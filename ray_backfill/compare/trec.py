@@ -5,35 +5,23 @@ A run stores what lists depend on, not the lists. They are searched again, and m
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.fitted import resolve_merges
-from ray_backfill.compare.orders import resolve_orders
+from ray_backfill.compare.reopen import method_called, reopened, rows_called
 from ray_backfill.compare.report import AGAIN, read_data
-from ray_backfill.compare.resolve import Comparison, resolve_truth
-from ray_backfill.compare.results import ResultsData, Variant
-from ray_backfill.compare.run import with_sample
-from ray_backfill.compare.write import STAGE, results_key
-from ray_backfill.core.errors import InputError, unknown_name
-from ray_backfill.core.progress import step, track
-from ray_backfill.core.stages import is_finished, write_whole
+from ray_backfill.compare.resolve import Comparison
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.progress import track
+from ray_backfill.core.stages import write_whole
 from ray_backfill.engine import statistics as stats
 from ray_backfill.engine.lists import measure_lists
-from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.metrics import parse_metric
-from ray_backfill.engine.orders import find_order
 from ray_backfill.engine.replay.first import lists_at
 from ray_backfill.engine.systems import IntArray
-from ray_backfill.learn.methods import find_methods, models_of
-from ray_backfill.learn.training.settings import ClassificationSettings
 
 # Items of a list, unless a metric of the run counts more. Queries that are searched together.
 _DEPTH, _TOGETHER = 1000, 1000
@@ -49,11 +37,8 @@ def write_lists(results: Path, file: Path, method: str, order: str, merge: str, 
     if share > 1:
         raise InputError(f"--at is the share of the gallery that is backfilled, such as 50% or 0.5, not {at!r}")
     finished = read_data(results)
-    known = {f"{row.method} {row.order} {row.merge}": row for row in finished.rows}
-    fit = (row for row in known.values() if row.method == method and {order, merge} <= {"", row.order, row.merge})
-    if (row := next(fit, None)) is None:
-        raise unknown_name("method, order and merge", " ".join(filter(None, (method, order, merge))), known)
-    comparison = _reopened(finished, results, row.variant)
+    row = rows_called(finished, method, order, merge)[0]
+    comparison = reopened(finished, results, row.variant)
     truth, gallery = comparison.truth, comparison.folder.gallery
     query_ids, item_ids = (of.id.astype(str).astype(object) for of in (comparison.folder.queries or gallery, gallery))
     grades = np.ones(len(truth.positives)) if truth.grades is None else truth.grades
@@ -92,36 +77,9 @@ def _write_lines(path: Path, lines: Iterator[str]) -> None:
     write_whole(path, write)
 
 
-def _reopened(finished: ResultsData, results: Path, variant: Variant) -> Comparison:
-    """The comparison of finished results, for one order and one merge."""
-    run, settings, data = results.parent, finished.manifest.settings, Path(finished.manifest.data["path"])
-    recorded: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in settings["evaluation"].items()}
-    how = Evaluation(**recorded)
-    if any(word.startswith("python:") for word in how.truth):  # only a command line may name code to run
-        raise InputError(f"report does not call {how.truth[-1]} for right answers; make a table of them, and {AGAIN}")
-    path = next((p for p in (run / "cleaned", data, run / data.name) if (p / "gallery.parquet").exists()), None)
-    if path is None:
-        raise InputError(f"the embeddings of this run are not in {data} any more; put them back, or a link to them")
-    named = replace(how.named, methods=tuple(find_methods(how.methods)))
-    with TemporaryDirectory() as scratch, step("read embeddings"):
-        folder = with_sample(path, models_of(named.methods), Path(scratch))
-    truth, named = resolve_truth(folder, named, bool(finished.manifest.recipe))
-    more = {name: settings[name] for name in ("fits", "chosen") if name in settings}
-    if difference := results_key(folder, truth.ground, named, more).difference({"stage": STAGE, "settings": settings}):
-        raise InputError(f"{path} is not what {results} was computed from ({difference}); {AGAIN}")
-    one = replace(named, orders=(find_order(variant.order),), merges=(all_merges()[variant.merge],))
-    loss = {name: more["fits"]["transforms"]["loss"][name] for name in ClassificationSettings.__dataclass_fields__}
-    orders = resolve_orders(folder, one, ClassificationSettings(**loss))
-    merges = resolve_merges(folder, one.merges, how.distance, how.order_seed)
-    maps = {method.name: run / "maps" / method.name for method in one.methods if method.fit}
-    return Comparison(folder, one, truth.ground, orders, merges).fitted(maps)
-
-
 def _lists(comparison: Comparison, name: str, backfilled: int, k: int) -> Iterator[tuple[IntArray, IntArray]]:
     """Rows of queries with a right answer, and their (b, k) items."""
-    (method,) = (method for method in comparison.methods if method.name == name)
-    if method.fit and not is_finished(path := comparison.maps.folders[name]):
-        raise InputError(f"{path} does not hold the fitted map any more; {AGAIN}")
+    method = method_called(comparison, name)
     pair, truth, distance = comparison.pair(method), comparison.truth, comparison.evaluation.distance
     (order,), (merge,) = comparison.orders_of(method, pair).values(), comparison.merges_of(method).values()
     scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)

@@ -52,7 +52,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
 
 
 # What the extra "cpu" or "gpu" installs, because results, forecasts and formulas do without.
-EXTRA_OF = {"torch": "cpu", "transformers": "cpu", "ray": "cpu", "faiss": "cpu", "matplotlib": "pictures"}
+EXTRA_OF = dict.fromkeys(("torch", "transformers", "ray", "faiss"), "cpu") | {
+    "matplotlib": "pictures",
+    "onnx": "export",
+}
 
 
 def local_path(given: str | Path) -> Path:

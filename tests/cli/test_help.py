@@ -50,7 +50,10 @@ LINES = [
     ("forecast", ["--old", "hf:a", "--new", "hf:b", "--texts", "texts.csv"]),
 ]
 # Commands with a positional argument, whose text stands on their first pages.
-POSITIONAL = (("doctor", ["my_embeddings"]), ("sample", ["my_embeddings"]), ("report", ["runs/mine"]))
+POSITIONAL = (
+    *(("doctor", ["my_embeddings"]), ("sample", ["my_embeddings"]), ("report", ["runs/mine"])),
+    ("export", ["runs/mine"]),
+)
 
 
 @cache

@@ -146,7 +146,7 @@ def test_what_cannot_be_written_is_one_line_and_no_file(run: Path, tmp_path: Pat
     assert "different from the earlier run: gallery" in error("--method", "old", of=moved)
     how = facts["settings"]["evaluation"] | {"truth": ["clicks", "python:theirs:rows"]}
     write_json(manifest, facts | {"settings": facts["settings"] | {"evaluation": how}})
-    assert "report does not call python:theirs:rows" in error("--method", "old", of=moved)
+    assert "python:theirs:rows is not called again" in error("--method", "old", of=moved)
     write_json(manifest, facts)
     network = moved / "maps" / "ridge_gallery" / "model.safetensors"
     network.write_bytes(network.read_bytes()[:-40] + b"\x00" * 40)

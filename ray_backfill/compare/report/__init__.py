@@ -340,4 +340,4 @@ def print_table(folder: Path, console: "Console | None" = None) -> None:
     """
     from ray_backfill.compare.report.terminal import draw_table
 
-    draw_table(read_data(folder), console)
+    draw_table(read_data(folder), console, folder)

@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.compare.report.answers import good_to_know, warnings
-from ray_backfill.compare.report.verdict import basis, conditions, decide, next_command, queries, verdict
+from ray_backfill.compare.report.verdict import (
+    basis,
+    conditions,
+    decide,
+    export_command,
+    next_command,
+    queries,
+    verdict,
+)
 from ray_backfill.compare.results import ResultsData, Row
 from ray_backfill.core.outcome import json_value
 
@@ -25,6 +33,7 @@ def as_json(results: ResultsData, folder: Path) -> dict[str, Any]:
         "verdict": verdict(results),
         "basis": basis(results),
         "next": next_command(results),
+        "export": export_command(results, folder),
         "warnings": warnings(results),
         "good_to_know": good_to_know(results),
         "primary_metric": results.primary,

@@ -1,6 +1,7 @@
 """The summary as a table: a frame of strings for notebooks, and a rich table for the terminal."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.text import Text
 from ray_backfill.compare import selection
 from ray_backfill.compare.analyses import sections
 from ray_backfill.compare.report.answers import fall_cell, good_to_know, warnings
-from ray_backfill.compare.report.verdict import basis, conditions, next_command, verdict
+from ray_backfill.compare.report.verdict import basis, conditions, export_command, next_command, verdict
 from ray_backfill.compare.results import DOUBLE_DAGGER, ResultsData
 from ray_backfill.core.errors import why_not_installed
 from ray_backfill.core.outcome import as_typed
@@ -48,8 +49,8 @@ def overview(results: ResultsData) -> pd.DataFrame:
     return pd.DataFrame(frame)
 
 
-def draw_table(results: ResultsData, console: Console | None = None) -> None:
-    """Print the verdict, what it rests on, warnings, the overview and the meaning of its columns."""
+def draw_table(results: ResultsData, console: Console | None = None, folder: Path | None = None) -> None:
+    """Print the verdict, what it rests on, warnings, the overview and the meaning of its columns. folder: if kept."""
     rows, analyses = selection.shown_rows(results, results.primary), sections(results)
     warned, known, total = warnings(results), good_to_know(results), len(results.table(results.primary))
     report, summary = results.file("report.html"), results.file("summary.parquet")
@@ -80,6 +81,8 @@ def draw_table(results: ResultsData, console: Console | None = None) -> None:
     if command := next_command(results):
         lacking = why_not_installed("ray", "faiss") if command.startswith("ray-backfill drill") else ""
         notes.append(Text(f"next: {as_typed(command)}" + f" ({lacking})" * bool(lacking), style="bold"))
+    if folder is not None and (command := export_command(results, folder)):
+        notes.append(Text(f"to serve it: {as_typed(command)}", style="bold"))
     shown, best = overview(results), results.best()
     table = _empty_table(table_title(results), [(name, name in NAMES) for name in shown.columns[:MOST_COLUMNS]])
     # With one row per method only the references are set apart, as orders differ from row to row.

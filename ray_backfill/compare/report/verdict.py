@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 from ray_backfill.compare.analyses.cascades import price
@@ -226,6 +227,26 @@ def next_command(results: ResultsData) -> str:
         kept.append(("--metrics", metrics))
     chosen = [("--orders", [best.order]), ("--merges", [best.merge]), ("--live.method", [best.method])]
     return _command("drill", kept + chosen)
+
+
+def export_command(results: ResultsData, folder: Path) -> str:
+    """The command that writes what a service needs of the advised method; "" if no method is, or it cannot be exported.
+
+    folder: of the results.
+    """
+    best, run = results.best(), folder.parent if folder.name == "results" else folder
+    run = run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
+    if find_situation(results) is not Situation.UPGRADE or best is None or best.is_reference:
+        return ""
+    if results.manifest.traits.methods[best.method].recalls or results.evaluation.get("filter"):
+        return ""
+    words = [
+        ("--method", best.method),
+        ("--merge", best.merge),
+        ("--order", best.order),
+        ("--to", str(run / "upgrade")),
+    ]
+    return shlex.join(["ray-backfill", "export", str(run), *(word for option in words for word in option)])
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

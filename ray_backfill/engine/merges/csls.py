@@ -82,13 +82,18 @@ def fit_csls(train: UpgradePair, seed: int) -> tuple[References, References]:
     return backward, forward
 
 
+def n_nearest(references: int) -> int:
+    """k, for so many references."""
+    return max(1, round(SHARE * references))
+
+
 def mean_nearest_cosine(vectors: FloatArray, references: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return (n,) r: the mean cosine of each vector to the nearest references, ``SHARE`` of them but at least one.
 
     A vector has the same result in any batch: float32 products only select the few references that can be among the
     nearest; their exact distances decide and are averaged.
     """
-    k = max(1, round(SHARE * len(references)))
+    k = n_nearest(len(references))
     out = np.empty(len(vectors))
     is_long = len(vectors) >= _MANY and is_shown()
     with detail("neighbours for CSLS", len(vectors), "vectors") if is_long else nullcontext() as bar:

@@ -19,6 +19,7 @@ from ray_backfill.learn.methods import POLICIES, ItemByItem, Method
 from ray_backfill.learn.methods.adapters import FormulaFit, procrustes
 from ray_backfill.learn.methods.slerp import ITEMS, QUERIES, recalls_at_1
 from ray_backfill.learn.models.apply import FormulaMap, Wide, unit
+from ray_backfill.learn.models.operators import Op, unit_of
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.settings import FitSettings
 
@@ -48,6 +49,10 @@ class Convex(FormulaMap):
         old_Bd, new_Bn = vectors_Bp
         alpha = float(self.alpha_1[0])
         return np.concatenate([np.sqrt(1 - alpha) * unit(old_Bd), np.sqrt(alpha) * unit(new_Bn)], 1)
+
+    def onnx(self, op: Op, old: str, new: str) -> str:
+        shares = (1 - self.alpha_1, old), (self.alpha_1, new)
+        return op("Concat", *(op("Mul", unit_of(op, x), np.sqrt(share)) for share, x in shares), axis=1)
 
 
 @dataclass(frozen=True)

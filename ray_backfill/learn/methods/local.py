@@ -25,6 +25,7 @@ from ray_backfill.learn.methods.adapters import (
     strength_of,
 )
 from ray_backfill.learn.models.apply import FormulaMap, Wide, unit
+from ray_backfill.learn.models.operators import Op, unit_of
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.settings import FitSettings
 
@@ -65,6 +66,16 @@ class Local(FormulaMap):
             rows = cluster_B == c
             out[rows] = x_Bp[rows] @ self.weight_kqp[c].T.astype(np.float64) + self.bias_kq[c]
         return out
+
+    def onnx(self, op: Op, x: str) -> str:
+        """Maps by all clusters and takes one: k times the arithmetic, but no map is copied for each item."""
+        x, (k, q, p) = unit_of(op, x) if self.unit else x, self.weight_kqp.shape
+        apart = op("Sub", (self.centre_kp**2).sum(1), op("Gemm", x, 2 * self.centre_kp, transB=1))
+        cluster = op("ArgMin", apart, axis=1, keepdims=1)
+        of_all = op("Gemm", x, self.weight_kqp.reshape(k * q, p), self.bias_kq.reshape(k * q), transB=1)
+        is_own = op("Cast", op("Equal", cluster, np.arange(k)), to=1)
+        weighed = op("Mul", op("Reshape", of_all, np.array([-1, k, q])), op("Unsqueeze", is_own, np.array([2])))
+        return op("ReduceSum", weighed, np.array([1]), keepdims=0)
 
 
 def closest(x_Np: Wide, centre_kp: Wide) -> NDArray[np.int64]:

@@ -21,6 +21,7 @@ from ray_backfill.learn.expressions import mapped, plain, side
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.methods.adapters import FormulaFit, procrustes
 from ray_backfill.learn.models.apply import FormulaMap, Wide, unit
+from ray_backfill.learn.models.operators import Op, unit_of
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.settings import FitSettings
 
@@ -68,6 +69,17 @@ class Slerp(FormulaMap):
     def ends(self, old_Bd: NDArray[np.floating], new_Bn: NDArray[np.floating]) -> tuple[Wide, Wide]:
         """u and v, (B, d) each."""
         return unit(old_Bd), unit(new_Bn) @ self.rotation_dn.T.astype(np.float64)
+
+    def onnx(self, op: Op, old: str, new: str) -> str:
+        u, v = unit_of(op, old), op("Gemm", unit_of(op, new), self.rotation_dn, transB=1)
+        cosine = op("ReduceSum", op("Mul", u, v), np.array([1]), keepdims=1)
+        # In float32 no number below 1 is closer to it.
+        theta = op("Acos", op("Clip", cosine, np.float32(-1 + _NEAR), np.float32(1 - _NEAR)))
+        shares = (
+            op("Div", op("Sin", op("Mul", theta, np.float32(share))), op("Sin", theta))
+            for share in (1 - self.alpha, self.alpha)
+        )
+        return op("Add", *(op("Mul", share, end) for share, end in zip(shares, (u, v), strict=True)))
 
 
 def weights(u_Bd: Wide, v_Bd: Wide, alpha: float) -> tuple[Wide, Wide]:

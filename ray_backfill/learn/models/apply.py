@@ -23,6 +23,7 @@ from ray_backfill.core.memory import room_for
 from ray_backfill.core.plugins import Deferred, rows_from_outside
 from ray_backfill.core.stages import read_json, write_json, write_whole
 from ray_backfill.engine.systems import FloatArray
+from ray_backfill.learn.models.operators import Op, unit_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -104,6 +105,9 @@ class Affine(FormulaMap):
     def __call__(self, *vectors_Bp: Wide) -> Wide:
         (x_Bp,) = vectors_Bp
         return (unit(x_Bp) if self.unit else x_Bp) @ self.weight_qp.T.astype(np.float64) + self.bias_q
+
+    def onnx(self, op: Op, x: str) -> str:
+        return op("Gemm", unit_of(op, x) if self.unit else x, self.weight_qp, self.bias_q, transB=1)
 
 
 def unit(vectors_Np: NDArray[np.floating], dtype: type[np.floating] = np.float64) -> NDArray[Any]:

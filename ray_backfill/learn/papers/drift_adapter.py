@@ -3,12 +3,14 @@
 Shapes: B items, d_in and d_out dimensions.
 """
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ray_backfill.learn.methods.adapters import MLP_HIDDEN
 from ray_backfill.learn.models.apply import Affine
+from ray_backfill.learn.models.operators import Op, apply_map, unit_of
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.map_loop import all_views, train_by_items
 from ray_backfill.learn.training.settings import TransformTraining
@@ -32,6 +34,11 @@ class Residual(nn.Module):
         """(B, d_in) -> (B, d_out)."""
         x_Bd = F.normalize(x_Bd, dim=1) if self.unit else x_Bd
         return self.base(x_Bd) + self.outer(F.gelu(self.inner(x_Bd)))
+
+    def onnx(self, op: Op, x: str) -> str:
+        x = unit_of(op, x) if self.unit else x
+        more = apply_map(op, self.outer, op("Gelu", apply_map(op, self.inner, x)))
+        return op("Add", apply_map(op, self.base, x), more)
 
 
 class ScaledResidual(nn.Module):
@@ -57,6 +64,12 @@ class ScaledResidual(nn.Module):
         x_Bd = F.normalize(x_Bd, dim=1) if self.unit else x_Bd
         kept_Bd = F.pad(x_Bd, (0, len(self.scale_d) - x_Bd.shape[1]))  # a negative pad truncates
         return self.scale_d * (kept_Bd + self.outer(F.gelu(self.inner(x_Bd))))
+
+    def onnx(self, op: Op, x: str) -> str:
+        x = unit_of(op, x) if self.unit else x
+        kept = op("Pad", x, np.array([0, 0, 0, len(self.scale_d) - self.inner.in_features]))
+        more = apply_map(op, self.outer, op("Gelu", apply_map(op, self.inner, x)))
+        return op("Mul", op("Add", kept, more), self.scale_d.detach().numpy())
 
 
 def _mlp(inputs: int, hidden: int, outputs: int) -> tuple[nn.Linear, nn.Linear]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_backfill.learn.models.gather import GlobalBatchNorm
+from ray_backfill.learn.models.operators import Op, apply_map
 
 
 class Transform(nn.Module):
@@ -45,6 +46,11 @@ class Transform(nn.Module):
         """One (B, d) tensor for each input -> (B, d_out)."""
         two = (inputs_Bd * 2)[:2]
         return self.mixer(torch.cat([branch(x_Bd) for branch, x_Bd in zip(self.branches, two, strict=True)], dim=1))
+
+    def onnx(self, op: Op, *inputs: str) -> str:
+        two = (inputs * 2)[:2]
+        of_branches = (apply_map(op, branch, x) for branch, x in zip(self.branches, two, strict=True))
+        return apply_map(op, self.mixer, op("Concat", *of_branches, axis=1))
 
     @property
     def macs(self) -> int:

@@ -21,6 +21,7 @@ from torch.nn.utils.parametrizations import orthogonal
 from torch.nn.utils.parametrize import remove_parametrizations
 
 from ray_backfill.learn.models.gather import gather
+from ray_backfill.learn.models.operators import Op, apply_map, unit_of
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.map_loop import all_views, for_all_views, train_by_items
 from ray_backfill.learn.training.settings import OrthogonalSettings, TransformTraining
@@ -56,6 +57,9 @@ class _AffineLayer(nn.Module):
     def forward(self, x_Bd: Tensor) -> Tensor:
         """(B, inputs) -> (B, outputs)."""
         return self.linear(F.normalize(x_Bd, dim=1) if self.unit else x_Bd)
+
+    def onnx(self, op: Op, x: str) -> str:
+        return apply_map(op, self.linear, unit_of(op, x) if self.unit else x)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,187 @@
+"""The files of an export: whole or not at all, described by a schema, with a check that finds a worse service."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import onnx
+import pandas as pd
+import pytest
+import safetensors
+import safetensors.numpy
+
+import ray_backfill as rb
+from ray_backfill.engine.merges.csls import mean_nearest_cosine
+from ray_backfill.learn.models.apply import load_network
+from tests.command import Command
+from tests.compare.folder import labelled
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("export")
+    splits = [labelled(rows, 5, seed, 6, 9) for rows, seed in ((120, 1), (40, 2), (200, 3))]
+    splits[1]["text"] = [f"query {row}" for row in range(40)]  # type: ignore[assignment]
+    rb.write_folder(place / "data", *splits)
+    methods = ("rm_naive", "ridge_gallery", "offline", "instant", "cascade@20")
+    orders, merges = ("random", "class_mean_distance", "oracle_loss"), ("raw", "csls")
+    how = {"points": 3, "metrics": "nDCG@10"}
+    rb.simulate(place / "data", methods=methods, orders=orders, merges=merges, out=place / "run", **how)  # type: ignore[arg-type]
+    return place / "run"
+
+
+@pytest.fixture(scope="module")
+def export(run: Path) -> Path:
+    return rb.export(run, run.parent / "upgrade", method="ridge_gallery", merge="csls", order="class_mean_distance")
+
+
+def test_the_schema_describes_it(export: Path) -> None:
+    service = json.loads((export / "service.json").read_text())
+    jsonschema.validate(service, json.loads((ROOT / "docs" / "schema" / "service.json").read_text()))
+    assert service["during"]["query"] == {"embed": ["new"], "search": {"old": "backward", "new": "forward"}}
+    assert service["prepare"] == {"embed": [], "map_stored_vectors": True}
+    assert service["sides"]["backward"]["item_macs"] == 6 * 9
+
+
+def test_all_files_name_the_export_and_their_sums_hold(export: Path) -> None:
+    mark = json.loads((export / "service.json").read_text())["export"]
+    assert json.loads((export / "check.json").read_text())["export"] == mark
+    for file in export.glob("*.onnx"):
+        assert {prop.key: prop.value for prop in onnx.load(file).metadata_props}["export"] == mark
+    with safetensors.safe_open(export / "references.safetensors", "numpy") as opened:
+        assert opened.metadata()["export"] == mark
+    assert subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=export, check=False).returncode == 0
+    listed = {line.split("  ")[1] for line in (export / "SHA256SUMS").read_text().splitlines()}
+    there = {str(file.relative_to(export)) for file in export.rglob("*") if file.is_file()}
+    assert listed == there - {"SHA256SUMS"}
+
+
+def test_order_scores_maps_and_csls_terms_are_those_of_the_run(export: Path, run: Path) -> None:
+    order, gallery = pd.read_parquet(export / "order.parquet"), pd.read_parquet(run.parent / "data" / "gallery.parquet")
+    assert order["rank"].tolist() == list(range(120))
+    assert order["score"].is_monotonic_increasing
+    assert sorted(order["id"]) == sorted(gallery["id"])
+    pd.testing.assert_frame_equal(pd.read_csv(export / "order.csv"), order)
+    kept = safetensors.numpy.load_file(run / "maps" / "ridge_gallery" / "model.safetensors")
+    exported = load_network(export / "map").weights
+    assert {name: array.tolist() for name, array in exported.items()} == {
+        name: array.tolist() for name, array in kept.items()
+    }
+    references = safetensors.numpy.load_file(export / "references.safetensors")
+    new = np.stack(list(gallery["new"]))
+    terms = pd.read_parquet(export / "csls.parquet")
+    np.testing.assert_allclose(terms["forward"], mean_nearest_cosine(new, references["forward.query"]), atol=1e-12)
+
+
+def check(export: Path, answers: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    line = [sys.executable, "-I", "-S", str(export / "check.py"), str(answers), *words]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def test_the_check_passes_the_replay_and_stops_a_worse_service(export: Path, run: Path, tmp_path: Path) -> None:
+    queries = json.loads((export / "check.json").read_text())["queries"]
+    assert queries[0]["text"].startswith("query ")
+    curves = pd.read_parquet(run / "results" / "curves.parquet").set_index(["method", "merge", "order", "t", "metric"])
+    half = curves["value"]["ridge_gallery", "csls", "class_mean_distance", 0.5, "nDCG@10"]
+    assert np.mean([query["ndcg"][5] for query in queries]) == pytest.approx(half, abs=1e-12)
+
+    def answered(place: int, spoiled: int = 0) -> Path:
+        file = tmp_path / f"{place}-{spoiled}.jsonl"
+        lists = [query["items"][place] for query in queries]
+        lists[:spoiled] = [items[::-1] if len(set(items) & set(query["right"])) < 10 else ["none"] * 10
+                           for items, query in zip(lists[:spoiled], queries, strict=False)]  # fmt: skip
+        file.write_text("\n".join(json.dumps({"query": query["id"], "items": items})
+                                  for query, items in zip(queries, lists, strict=True)))  # fmt: skip
+        return file
+
+    same = check(export, answered(3), "--backfilled", "30%")
+    assert (same.returncode, "100.0%" in same.stdout) == (0, True), same.stderr
+    assert check(export, answered(3), "--backfilled", "0.35", "--band", "5").returncode == 0
+    worse = check(export, answered(3, spoiled=40), "--backfilled", "30%")
+    assert (worse.returncode, "stop" in worse.stdout) == (11, True)
+    few = tmp_path / "few.jsonl"
+    few.write_text(json.dumps({"query": queries[0]["id"], "items": ["1"]}))
+    for file, words in (
+        (few, ("--backfilled", "30%")),
+        (tmp_path / "none", ("--backfilled", "0")),
+        (few, ("--backfilled", "300%")),
+    ):
+        ended = check(export, file, *words)
+        assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+
+
+BAD = {
+    "no run": ("{tmp}/none --method rm_naive", "no results folder"),
+    "not a run": ("{tmp}/data --method rm_naive", "manifest.json is missing"),
+    "no method": ("{tmp}/run --method", "--method"),
+    "none given": ("{tmp}/run", "--method"),
+    "typed wrong": ("{tmp}/run --method ridge_galery", "did you mean ridge_gallery"),
+    "left out": ("{tmp}/run --method slerp", "unknown method"),
+    "no such merge": ("{tmp}/run --method rm_naive --merge quantile", "unknown method, order and merge"),
+    "no such order": ("{tmp}/run --method rm_naive --order lazy", "unknown method, order and merge"),
+    "oracle": ("{tmp}/run --method ridge_gallery --order oracle_loss", "before the backfill"),
+    "reference": ("{tmp}/run --method offline", "switch"),
+    "old": ("{tmp}/run --method old", "switch"),
+    "cascade": ("{tmp}/run --method cascade@20", "20 items for every query"),
+    "instant": ("{tmp}/run --method instant", "search the new index alone"),
+    "existing": ("{tmp}/run --method rm_naive --to {tmp}/data", "exists; choose another --to"),
+    "a file": ("{tmp}/run --method rm_naive --to {tmp}/data/gallery.parquet", "exists; choose another --to"),
+    "below a file": ("{tmp}/run --method rm_naive --to {tmp}/data/gallery.parquet/x", "gallery.parquet"),
+    "object storage": ("s3://bucket/run --method rm_naive", "not on a local disk"),
+    "two runs": ("{tmp}/run {tmp}/run --method rm_naive", "run"),
+    "unknown option": ("{tmp}/run --method rm_naive --shards 2", "--shards"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_wrong_command_is_one_line_and_leaves_nothing(
+    name: str, run: Path, export: Path, tmp_path: Path, command: Command
+) -> None:
+    words, said = BAD[name]
+    if "--to" not in words:
+        words += f" --to {tmp_path}/new"
+    before = sorted(run.parent.iterdir())
+    ended = command("export", *words.format(tmp=run.parent).split())
+    assert ended.code == 2
+    assert said in ended.error
+    assert ended.error.count("\n") <= 1
+    assert sorted(run.parent.iterdir()) == before
+    assert not list(tmp_path.iterdir())
+
+
+def changed(run: Path, tmp_path: Path, what: str) -> Path:
+    """A copy of the run with something amiss."""
+    copied = tmp_path / "copy"
+    shutil.copytree(run.parent, copied)
+    manifest = copied / "run" / "results" / "manifest.json"
+    recorded = json.loads(manifest.read_text())
+    recorded["data"]["path"] = str(copied / "data")
+    if what == "unfinished":
+        recorded["finished"] = False
+    if what == "gone":
+        recorded["data"]["path"] = str(tmp_path / "gone")
+    manifest.write_text(json.dumps(recorded))
+    if what == "others":
+        gallery = pd.read_parquet(copied / "data" / "gallery.parquet")
+        gallery["old"] = gallery["old"].iloc[::-1].to_numpy()
+        gallery.to_parquet(copied / "data" / "gallery.parquet")
+    if what == "map":
+        (copied / "run" / "maps" / "ridge_gallery" / "model.safetensors").unlink()
+    return copied / "run"
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("unfinished", "again"), ("gone", "put them back"), ("others", "gallery"), ("map", "fitted map")],
+)
+def test_a_run_that_is_not_what_it_was_is_refused(
+    what: str, said: str, run: Path, tmp_path: Path, command: Command
+) -> None:
+    ended = command("export", changed(run, tmp_path, what), "--method", "ridge_gallery", "--to", tmp_path / "new")
+    assert (ended.code, said in ended.error, (tmp_path / "new").exists()) == (2, True, False), ended.error
