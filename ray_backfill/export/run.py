@@ -118,11 +118,10 @@ def _write(to: Path, comparison: Comparison, method: Method, variant: Variant, m
     write_json(to / "check.json", {"export": mark} | _check(comparison, pair, order_N, merge))
     write_whole(to / "check.py", lambda temporary: temporary.write_bytes((_HERE / "check.py").read_bytes()))
     write_whole(to / "README.md", lambda temporary: temporary.write_text(_readme(service, method, merge, run)))
-    sums = [
-        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.relative_to(to)}\n"
-        for file in sorted(to.rglob("*"))
-        if file.is_file()
-    ]
+    sums = []
+    for file in sorted(path for path in to.rglob("*") if path.is_file()):
+        with file.open("rb") as opened:
+            sums.append(f"{hashlib.file_digest(opened, 'sha256').hexdigest()}  {file.relative_to(to)}\n")
     write_whole(to / "SHA256SUMS", lambda temporary: temporary.write_text("".join(sums)))
 
 
@@ -173,7 +172,7 @@ def _readme(service: dict[str, Any], method: Method, merge: Merge, run: str) -> 
     if service["prepare"]["map_stored_vectors"]:
         prepare = "Replace the vector of each stored item by that of `items_backward.onnx`."
         if models := service["prepare"]["embed"]:
-            prepare += f" It reads embeddings by {' and '.join(models)}, too."
+            prepare += f" It needs an embedding of each item by {' and '.join(models)} first."
     has_csls = merge.references is not None
     words = {
         "run": run,

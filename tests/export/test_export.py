@@ -79,6 +79,11 @@ def test_order_scores_maps_and_csls_terms_are_those_of_the_run(export: Path, run
     np.testing.assert_allclose(terms["forward"], mean_nearest_cosine(new, references["forward.query"]), atol=1e-12)
 
 
+def test_the_same_export_has_the_same_bytes(export: Path, run: Path, tmp_path: Path) -> None:
+    again = rb.export(run, tmp_path / "again", method="ridge_gallery", merge="csls", order="class_mean_distance")
+    assert (again / "SHA256SUMS").read_text() == (export / "SHA256SUMS").read_text()
+
+
 def check(export: Path, answers: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     line = [sys.executable, "-I", "-S", str(export / "check.py"), str(answers), *words]
     return subprocess.run(line, capture_output=True, text=True, check=False)

@@ -1,6 +1,7 @@
 """What is exported serves queries without this package, torch and Ray, as the replay does."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -116,7 +117,7 @@ def serve(run: Path, folders: Iterable[Path], tmp_path: Path) -> dict[str, list[
     return dict(json.loads((tmp_path / "answers.json").read_text()))
 
 
-def replayed(run: Path, method: str, variant: Variant) -> tuple[list[RankedLists], Merge, list[str]]:
+def replayed(run: Path, method: str, variant: Variant, distance: str) -> tuple[list[RankedLists], Merge, list[str]]:
     """All items of each query at each share, as the replay ranks them, and their ids."""
     finished = read_data(run)
     comparison = reopened(finished, run / "results", variant)
@@ -124,18 +125,20 @@ def replayed(run: Path, method: str, variant: Variant) -> tuple[list[RankedLists
     pair, truth = comparison.pair(chosen), comparison.truth
     (order,), (merge,) = comparison.orders_of(chosen, pair).values(), comparison.merges_of(chosen).values()
     n, rows = pair.n_gallery, np.arange(truth.n_queries)
-    lists = [lists_at(pair, truth, rows, order, int(share * n), n, "cosine", merge) for share in SHARES]
+    lists = [lists_at(pair, truth, rows, order, int(share * n), n, distance, merge) for share in SHARES]
     return lists, merge, comparison.folder.gallery.id.astype(str).tolist()
 
 
-def assert_served_as_replayed(run: Path, pairs: list[tuple[str, str]], tmp_path: Path) -> None:
+def assert_served_as_replayed(
+    run: Path, pairs: list[tuple[str, str]], tmp_path: Path, distance: str = "cosine"
+) -> None:
     folders = {}
     for method, merge in pairs:
         to = tmp_path / f"{method}-{merge}"
         folders[method, merge] = rb.export(run, to, method=method, merge=merge, order="random")
     answers = serve(run, folders.values(), tmp_path)
     for (method, name), folder in folders.items():
-        lists, fitted_merge, ids = replayed(run, method, Variant("random", name))
+        lists, fitted_merge, ids = replayed(run, method, Variant("random", name), distance)
         for share, ranked, served in zip(SHARES, lists, answers[str(folder)], strict=True):
             flags = ranked.is_forward.ravel()
             near = [
@@ -158,6 +161,18 @@ def test_the_lines_of_the_readme_serve_as_the_replay_does(run: Path, tmp_path: P
     merges = [name for name in all_merges() if name != "best"]
     pairs = [(method, merges[place % len(merges)]) for place, method in enumerate(SERVED) if method != "convex"]
     assert_served_as_replayed(run, [*pairs, ("rm_naive", "csls"), ("ridge_gallery", "best")], tmp_path)
+
+
+@pytest.mark.parametrize("distance", ["l2", "inner_product"])
+def test_other_distances(distance: str, run: Path, tmp_path: Path) -> None:
+    merges = ("raw", "quantile", "rrf")
+    methods = ("rm_naive", "ridge_gallery")
+    out = tmp_path / "run"
+    rb.simulate(
+        run.parent / "data", methods=methods, merges=merges, out=out, points=3, metrics="nDCG@10", distance=distance
+    )
+    shutil.copytree(run.parent / "data", tmp_path / "data")
+    assert_served_as_replayed(out, [(method, merge) for method in methods for merge in merges], tmp_path, distance)
 
 
 @pytest.mark.full
