@@ -341,7 +341,7 @@ def export(run: str | Path, to: str | Path, *, method: str, merge: str = "", ord
 
     Args:
         run: Folder of a finished simulation, which ``simulate`` wrote with ``out``.
-        to: Folder to write; it must not exist.
+        to: Folder to write, which must not hold anything else. One that is this export already stays as it is.
         method: A method of the run that is served while the gallery is backfilled.
         merge: Merge of the run; by default that with which the method is best by the metric that leads.
         order: Backfill order of the run; by default that with which the method is best.
@@ -351,7 +351,7 @@ def export(run: str | Path, to: str | Path, *, method: str, merge: str = "", ord
 
     Raises:
         InputError: The run has no such row, its embeddings or maps are gone, the method cannot be exported, or ``to``
-            exists.
+            holds anything else.
     """
     from ray_backfill.export.run import export_run
 

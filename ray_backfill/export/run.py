@@ -43,20 +43,19 @@ _DISTANCES = {
 
 
 def export_run(run: Path, to: Path, method: str, merge: str = "", order: str = "") -> Path:
-    """Write the files of a method of a finished simulation into the folder ``to``, which must not exist; returns it.
+    """Write the files of a method of a finished simulation into the folder ``to``; returns it.
+
+    A folder that is this export already stays as it is.
 
     merge, order: of the run; by default those with which the method is best by the metric that leads. Cost: the
     gallery's embeddings are read, a CSLS term for each item, and searches for 200 queries at 11 moments.
 
     Raises:
         InputError: The run is not finished or has no such row, its embeddings or maps are gone or others, the method
-            cannot be exported, or ``to`` exists.
+            cannot be exported, or ``to`` is anything else.
     """
     if lacking := why_not_installed("onnx"):
         raise InputError(f"export {lacking}")
-    settle(to, ())
-    if to.exists():
-        raise InputError(f"{to} exists; choose another --to, or delete it")
     finished = read_data(run)
     results = run if (run / "manifest.json").exists() and run.name == "results" else run / "results"
     if not is_finished(results):
@@ -68,11 +67,16 @@ def export_run(run: Path, to: Path, method: str, merge: str = "", order: str = "
         raise InputError("a run with --filter cannot be exported yet: each part of the gallery has its own answers")
     if find_order(row.order).is_oracle:
         raise InputError(f"the order {row.order} uses what nobody knows before the backfill; choose another --order")
+    mark = fingerprint(sorted(finished.manifest.settings.items()), method, *row.variant)[:16]
+    settle(to, ())
+    if to.exists() and _sums(to) == (_read(to / "SHA256SUMS")) and f'"export": "{mark}"' in _read(to / "service.json"):
+        return to
+    if to.exists():
+        raise InputError(f"{to} exists and is not this export; choose another --to, or delete it")
     comparison = reopened(finished, results, row.variant)
     chosen = method_called(comparison, method)
     if reason := why_not(chosen):
         raise InputError(f"{method} cannot be exported: {reason}")
-    mark = fingerprint(sorted(finished.manifest.settings.items()), method, *row.variant)[:16]
     with replaced_whole(to, ()) as folder:
         _write(folder, comparison, chosen, row.variant, mark, results.parent.name)
     return to
@@ -118,11 +122,21 @@ def _write(to: Path, comparison: Comparison, method: Method, variant: Variant, m
     write_json(to / "check.json", {"export": mark} | _check(comparison, pair, order_N, merge))
     write_whole(to / "check.py", lambda temporary: temporary.write_bytes((_HERE / "check.py").read_bytes()))
     write_whole(to / "README.md", lambda temporary: temporary.write_text(_readme(service, method, merge, run)))
-    sums = []
-    for file in sorted(path for path in to.rglob("*") if path.is_file()):
+    sums = _sums(to)
+    write_whole(to / "SHA256SUMS", lambda temporary: temporary.write_text(sums))
+
+
+def _sums(folder: Path) -> str:
+    """The sums of all files, as ``sha256sum`` writes them."""
+    lines = []
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "SHA256SUMS"):
         with file.open("rb") as opened:
-            sums.append(f"{hashlib.file_digest(opened, 'sha256').hexdigest()}  {file.relative_to(to)}\n")
-    write_whole(to / "SHA256SUMS", lambda temporary: temporary.write_text("".join(sums)))
+            lines.append(f"{hashlib.file_digest(opened, 'sha256').hexdigest()}  {file.relative_to(folder)}\n")
+    return "".join(lines)
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
 def _write_csls(to: Path, ids: Any, pair: UpgradePair, merge: Merge, facts: dict[str, str]) -> None:

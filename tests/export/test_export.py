@@ -82,6 +82,14 @@ def test_order_scores_maps_and_csls_terms_are_those_of_the_run(export: Path, run
 def test_the_same_export_has_the_same_bytes(export: Path, run: Path, tmp_path: Path) -> None:
     again = rb.export(run, tmp_path / "again", method="ridge_gallery", merge="csls", order="class_mean_distance")
     assert (again / "SHA256SUMS").read_text() == (export / "SHA256SUMS").read_text()
+    kept = {file: file.stat().st_mtime_ns for file in again.iterdir()}
+    rb.export(run, again, method="ridge_gallery", merge="csls", order="class_mean_distance")
+    assert {file: file.stat().st_mtime_ns for file in again.iterdir()} == kept
+    with pytest.raises(rb.InputError, match="not this export"):
+        rb.export(run, again, method="ridge_gallery", merge="raw")
+    (again / "order.csv").write_text("id,rank,score")
+    with pytest.raises(rb.InputError, match="not this export"):
+        rb.export(run, again, method="ridge_gallery", merge="csls", order="class_mean_distance")
 
 
 def check(export: Path, answers: Path, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -135,8 +143,8 @@ BAD = {
     "old": ("{tmp}/run --method old", "switch"),
     "cascade": ("{tmp}/run --method cascade@20", "20 items for every query"),
     "instant": ("{tmp}/run --method instant", "search the new index alone"),
-    "existing": ("{tmp}/run --method rm_naive --to {tmp}/data", "exists; choose another --to"),
-    "a file": ("{tmp}/run --method rm_naive --to {tmp}/data/gallery.parquet", "exists; choose another --to"),
+    "existing": ("{tmp}/run --method rm_naive --to {tmp}/data", "exists and is not this export"),
+    "a file": ("{tmp}/run --method rm_naive --to {tmp}/data/gallery.parquet", "exists and is not this export"),
     "below a file": ("{tmp}/run --method rm_naive --to {tmp}/data/gallery.parquet/x", "gallery.parquet"),
     "object storage": ("s3://bucket/run --method rm_naive", "not on a local disk"),
     "two runs": ("{tmp}/run {tmp}/run --method rm_naive", "run"),

@@ -69,6 +69,7 @@ COMMANDS = (
     Command("import", IMPORT),
     Command("import again", "import --gallery {root}/other.parquet --out {out} --overwrite", before=(IMPORT,)),
     Command("forecast", FORECAST, every=8),
+    Command("export", "export {out} --method rm_naive --to {out}/upgrade", before=(SIMULATE,), every=3),
     Command("embed", f"embed {TEXTS} --out {{out}}", kept=("run/embeddings/*/part-*.parquet",), every=25, on_ray=True),
     Command("drill", DRILL, kept=("run/live/parts/part-*.parquet",), every=150, on_ray=True),
 )

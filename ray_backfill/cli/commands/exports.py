@@ -17,7 +17,7 @@ class ExportJob:
     method: str
     """A method of the run that is served while the gallery is backfilled."""
     to: Path
-    """Folder to write; it must not exist."""
+    """Folder to write, which must not hold anything else."""
     merge: str = ""
     """Merge; by default that with which the method is best in this run."""
     order: str = ""
