@@ -148,7 +148,7 @@ def _write_csls(to: Path, ids: Any, pair: UpgradePair, merge: Merge, facts: dict
     write_parquet(to / "csls.parquet", pa.table({"id": ids, **terms}).replace_schema_metadata(facts))
     arrays = {f"{name}.query": given.query for name, given in references.items()}
     arrays |= {f"{name}.gallery": given.gallery for name, given in references.items()}
-    write_whole(to / "references.safetensors", lambda path: safetensors.numpy.save_file(arrays, path, facts))
+    write_whole(to / "references.safetensors", lambda path: path.write_bytes(safetensors.numpy.save(arrays, facts)))
 
 
 def _check(comparison: Comparison, pair: UpgradePair, order_N: IntArray, merge: Merge) -> dict[str, Any]:

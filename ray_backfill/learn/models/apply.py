@@ -218,7 +218,7 @@ def save_network(folder: Path, network: FittedMap) -> None:
     """Write ``model.safetensors`` and ``network.json`` of a map of a known kind."""
     weights = {name: np.asarray(array, order="C") for name, array in weights_of(network).items()}
     write_json(folder / "network.json", {"kind": network.kind, "shape": network.shape})
-    write_whole(folder / "model.safetensors", lambda temporary: safetensors.numpy.save_file(weights, temporary))
+    write_whole(folder / "model.safetensors", lambda temporary: temporary.write_bytes(safetensors.numpy.save(weights)))
 
 
 def load_network(folder: Path) -> Any:
