@@ -9,7 +9,7 @@ names, the name is all that is known.
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -61,7 +61,7 @@ def short_name(model: Mapping[str, Any]) -> str:
         return name
     words = name.partition("#")[0] or str(model.get("kind", "model"))
     digits = fingerprint(json.dumps(content, sort_keys=True))[:8]
-    return f"{PurePath(words.partition(':')[2] or words).name}@{digits}"
+    return f"{words.partition(':')[2] or words}@{digits}"
 
 
 def short_names(models: Identities) -> dict[str, str]:
