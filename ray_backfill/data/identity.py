@@ -56,7 +56,7 @@ def one_model_each(places: Iterable[tuple[str, Identities]]) -> Identities:
 
 def short_name(model: Mapping[str, Any]) -> str:
     """Name and 8 hex digits of a hash of the identity: all-MiniLM-L6-v2@3f2a9c1b. Of a model only named: the name."""
-    name, content = str(model.get("name", "")), content_of(model)
+    name, content = " ".join(str(model.get("name", "")).split()), content_of(model)
     if not content:
         return name
     words = name.partition("#")[0] or str(model.get("kind", "model"))
@@ -95,7 +95,7 @@ def as_identities(models: Any, place: str) -> Identities:
     for column, model in models.items() if isinstance(models, dict) else [("", None)]:
         if not isinstance(model, str | dict) or not (model.split() if isinstance(model, str) else model):
             raise InputError(f"{place} must state a model for each column, such as {{'old': 'openai:NAME'}}")
-        known[column] = {"name": " ".join(model.split())} if isinstance(model, str) else model
+        known[column] = {"name": cleaned(" ".join(model.split()))} if isinstance(model, str) else model
     return known
 
 

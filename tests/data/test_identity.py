@@ -80,6 +80,7 @@ def test_the_short_name_depends_on_the_content_alone() -> None:
     assert not short_name(MINILM | {"dims": 64}).endswith(digits)
     assert short_name({"kind": "hf", "weights": "1a", "dims": 0}) == f"hf@{digits}"
     assert short_name({"name": "openai:text-embedding-3-small"}) == "openai:text-embedding-3-small"
+    assert short_name({"name": "two\nlines"}) == "two lines"
 
 
 @pytest.mark.parametrize("models", ["{", "[]", '{"old": 3}', '{"old": ""}'])
