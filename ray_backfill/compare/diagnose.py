@@ -20,6 +20,7 @@ from ray_backfill.data.alignment import misaligned
 from ray_backfill.data.columns import MODELS, unknown
 from ray_backfill.data.doctor import Finding, SplitScan, cosines_of, find, has_truth, scan_split
 from ray_backfill.data.folder import read_folder
+from ray_backfill.data.identity import identities_of, short_names
 from ray_backfill.data.truth import find_truth
 from ray_backfill.data.vectors import FINE
 from ray_backfill.data.words import words_of
@@ -32,7 +33,8 @@ class Diagnosis:
     """What ``diagnose`` found.
 
     facts: split -> what it holds, plain numbers and texts. findings: errors first. methods: names of methods that can
-    run. left_out: method -> why it cannot. has_truth: whether there are labels or positives.
+    run. left_out: method -> why it cannot. has_truth: whether there are labels or positives. models: column -> its
+    model in short, if the folder states any.
     """
 
     facts: dict[str, dict[str, Any]]
@@ -40,6 +42,7 @@ class Diagnosis:
     methods: list[str]
     left_out: dict[str, str]
     has_truth: bool
+    models: dict[str, str]
 
     @property
     def is_sound(self) -> bool:
@@ -62,7 +65,11 @@ def diagnose(path: Path) -> Diagnosis:
     splits = ("gallery", "queries", "train", "validation", "log")
     there = [name for name in splits if name == "gallery" or (path / f"{name}.parquet").exists()]
     scans = {name: scan_split(path / f"{name}.parquet") for name in there}
-    findings = find(scans)
+    findings, models_in_short = find(scans), dict[str, str]()
+    try:
+        models_in_short = short_names(identities_of(path))
+    except InputError as problem:
+        findings.insert(0, Finding("error", path.name, str(problem)))
     methods: list[str] = []
     left_out: dict[str, str] = {}
     if not any(finding.level == "error" for finding in findings):
@@ -81,7 +88,7 @@ def diagnose(path: Path) -> Diagnosis:
         except InputError as problem:  # what only a run looks at
             findings.insert(0, Finding("error", path.name, str(problem)))
     facts = {name: _facts(scan) for name, scan in scans.items()}
-    return Diagnosis(facts, findings, methods, left_out, has_truth(scans))
+    return Diagnosis(facts, findings, methods, left_out, has_truth(scans), models_in_short)
 
 
 def _facts(scan: SplitScan) -> dict[str, Any]:
@@ -131,6 +138,8 @@ def print_diagnosis(diagnosis: Diagnosis, folder: str, console: Console | None =
             classes, without = f"{labels['classes']:,} classes", f"{labels['unknown']:,} unknown"
             contents.add_row("", "", "label", "", classes, f"of {sizes or '–'} items", "", without)
     console.print(contents)
+    for column, model in diagnosis.models.items():
+        console.print(printable(f"Model of {column}: {model}"))
     if diagnosis.findings:
         marks = {"error": "✗", "warning": "!", "note": "–"}
         findings = Table("", "where", "finding", "what to do")

@@ -20,6 +20,7 @@ from ray_backfill.core.stages import read_json
 from ray_backfill.data.cleaning import copied_from
 from ray_backfill.data.columns import COLUMNS
 from ray_backfill.data.folder import SPLITS, EmbeddingFolder
+from ray_backfill.data.identity import short_names
 from ray_backfill.engine.merges import BEST, MergeKind, all_merges
 from ray_backfill.engine.orders import GalleryColumns, Order
 from ray_backfill.engine.statistics import relative_weights
@@ -75,7 +76,7 @@ def origin_of(comparison: Comparison, context: Context, recipe: Mapping[str, Any
     - name: of the data set, or of the folder. recipe: its name, "" without one
     - is_synthetic: the embeddings are invented. synthetic: then, the settings that they were drawn with
     - notes: sentences for the reader of a report that can change the decision. remarks: others, which are good to know
-    - broken_images, path
+    - broken_images, path. models: column -> its model in short, if the folder states any
     """
     path, left_out = copied_from(comparison.folder.path)
     stage = read_json(path / "manifest.json") if (path / "manifest.json").exists() else {}
@@ -102,7 +103,8 @@ def origin_of(comparison: Comparison, context: Context, recipe: Mapping[str, Any
         "broken_images": stage.get("broken_images", 0),
         "path": str(path),
     }
-    return facts | ({"synthetic": stage["settings"]} if is_synthetic else {})
+    models = short_names(comparison.folder.identities)
+    return facts | ({"synthetic": stage["settings"]} if is_synthetic else {}) | ({"models": models} if models else {})
 
 
 def traits_of(

@@ -12,6 +12,7 @@ from ray_backfill.core.stages import read_json, write_json, write_whole
 from ray_backfill.data.columns import MODELS, names_in, part_files
 from ray_backfill.data.doctor import SplitScan, scan_split
 from ray_backfill.data.folder import left_out_file
+from ray_backfill.data.identity import identities_of
 from ray_backfill.data.importing import ColumnNames, import_split, imported, remove
 from ray_backfill.data.vectors import FINE
 
@@ -43,6 +44,7 @@ def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
     splits = [name for name in _SPLITS if (data / f"{name}.parquet").exists()]
     if not any(_is_broken(scan_split(data / f"{name}.parquet")) for name in splits):
         return data
+    settings = {"models": identities_of(data)}
     for name in (*(f"{split}.parquet" for split in _SPLITS), *_OTHERS):
         if not (data / name).exists():
             remove(out / name)
@@ -61,7 +63,7 @@ def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
         if (data / name).exists():
             write_whole(out / name, partial(shutil.copy2, data / name))
     left_out = {name: dropped._asdict() for name, dropped in counts.items()}
-    write_json(out / _MANIFEST, {_FROM: str(data), _LEFT_OUT: left_out})
+    write_json(out / _MANIFEST, {_FROM: str(data), _LEFT_OUT: left_out, "settings": settings})
     return out
 
 

@@ -42,6 +42,7 @@ from ray_backfill.data.columns import (
     texts_fingerprint,
 )
 from ray_backfill.data.division import drawn_rows, held_out
+from ray_backfill.data.identity import Identities, identities_of
 from ray_backfill.data.vectors import float_type, is_vectors, read_rows, strict_vectors, take_rows
 from ray_backfill.data.words import called, words_of
 from ray_backfill.engine.systems import FloatArray, IntArray
@@ -221,6 +222,8 @@ class EmbeddingFolder:
     """Items that no map is fitted on: ``validation.parquet``, or a part of the train split. None: too few for that."""
     sample_path: Path | None = None
     """Where a train split that is a sample of the gallery is stored; None: the train split is the folder's own."""
+    identities: Identities = field(default_factory=dict)
+    """The models that the folder states, as ``identities_of`` returns them."""
 
     def __repr__(self) -> str:
         splits = {name: getattr(self, name) for name in ("gallery", "queries", "train", "validation")}
@@ -324,12 +327,13 @@ def read_folder(
 
     Raises:
         InputError: A file or column is missing, ids are missing or duplicate, or embeddings are NaN, infinite or of
-            different lengths. The message names the file, the column and the first offending rows.
+            different lengths, or of two models. The message names the file, the column and the first offending rows.
     """
     path = local_path(path)
     with reading(path):
         if not path.is_dir():
             raise InputError(f"{path} is not a folder; give a folder that contains gallery.parquet")
+        identities = identities_of(path)
         has_queries = (path / "queries.parquet").exists()
         gallery = read_table(path / "gallery.parquet", models, gallery_needs, are_queries=not has_queries)
         queries = read_table(path / "queries.parquet", models, are_queries=True) if has_queries else None
@@ -343,7 +347,7 @@ def read_folder(
                     f"{what} has {theirs} dimensions in {called(other.path)} and {mine} in {called(gallery.path)}; "
                     "use embeddings of one model"
                 )
-    return EmbeddingFolder(path, gallery, queries, *split)
+    return EmbeddingFolder(path, gallery, queries, *split, identities=identities)
 
 
 class TrainSplit(NamedTuple):

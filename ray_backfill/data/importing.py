@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -42,6 +42,7 @@ from ray_backfill.core.stages import (
 )
 from ray_backfill.data.columns import COLUMNS, MODELS, TEXT, in_words, is_text, plain_type
 from ray_backfill.data.folder import left_out_file
+from ray_backfill.data.identity import Identities, as_identities, one_model_each, stating
 from ray_backfill.data.sources import BATCH_ROWS, Source, open_source
 from ray_backfill.data.vectors import FINE, MISSING, PROBLEMS, ZERO, Decoded, decode, is_vectors, may_be_vectors
 from ray_backfill.data.write import vector_column, write_parquet
@@ -90,16 +91,21 @@ class ColumnNames:
     (positives, weight, group, ...) and texts are always taken."""
 
 
-def import_split(path: Path, texts: Sequence[str], names: ColumnNames, drop_broken: bool, overwrite: bool) -> Path:
+def import_split(
+    path: Path, texts: Sequence[str], names: ColumnNames, drop_broken: bool, overwrite: bool,
+    models: Mapping[str, str] | None = None, beside: Iterable[tuple[str, Identities]] = (),
+) -> Path:  # fmt: skip
     """Import one split, for example ``DIR/gallery.parquet``, from one or two sources.
 
     texts: the sources; with two, they are joined by id, the first has the old vectors and the second the new ones.
     drop_broken: leave rows out that have no id, a repeated id, no vector, or one that is zero or not finite, instead of
         refusing them; they are listed beside the split, in ``<split>_left_out.parquet``.
+    models: "old" or "new" -> the name of its model; it counts with what the sources state. beside: places that state
+        the models of the other splits, see ``identity.stated``.
 
     Raises:
         InputError: A source cannot be read, lacks a column or has broken rows; the split is there already, from other
-            sources; the disk is full.
+            sources; a column has another model than beside it; the disk is full.
     """
     if not 1 <= len(texts) <= 2:
         raise InputError(f"a split comes from one source or two that are joined by id, got {len(texts)}")
@@ -107,11 +113,18 @@ def import_split(path: Path, texts: Sequence[str], names: ColumnNames, drop_brok
     for note in (note for source in sources for note in source.notes):
         say(f"note: {note}")
     columns = _columns(sources, names)
+    named = {column: name for column, name in (models or {}).items() if name and column in columns}
+    places = [(f"--{ours}-model", as_identities({ours: name}, "the option")) for ours, name in named.items()]
+    for ours, (number, theirs) in columns.items():
+        if (model := sources[number].models.get(theirs)) is not None:
+            places.append((sources[number].name, {ours: model}))
+    identities = one_model_each(places)
+    one_model_each([*beside, (path.name, identities)])
     asked = {
         "sources": [{"name": source.name, "fingerprint": source.fingerprint} for source in sources],
         "columns": asdict(names) | {"keep": list(names.keep)},
         "drop_broken": drop_broken,
-    }
+    } | ({"models": named} if named else {})
     key = RunKey("import", asked)
     unfinished, replaced = (path.with_name(f".{path.name}.{state}") for state in ("unfinished", "old"))
     # The process may have died while ``_finish`` put the split in its place.
@@ -129,7 +142,7 @@ def import_split(path: Path, texts: Sequence[str], names: ColumnNames, drop_brok
     begin_stage(unfinished, key, overwrite=True)
     remove_halves(unfinished)
     try:
-        left_out = _Import(sources, columns, stays, partner, drop_broken).write_parts(unfinished)
+        left_out = _Import(sources, columns, stays, partner, drop_broken, identities).write_parts(unfinished)
         _finish(unfinished, path, [*unmatched, *left_out])
     except InputError as error:
         if isinstance(error, BrokenRowsError) or not _note(unfinished, 0).exists():  # there is nothing to continue
@@ -282,7 +295,8 @@ class _Import:
     """What is imported: the sources, the columns to take by their contract names, and the rows that belong together.
 
     stays: (N,) whether a row of the first source stays. partner: (N,) the row of the second source with the same id, -1
-    if there is none; None with a single source. drop_broken: leave out rows without a usable vector or id.
+    if there is none; None with a single source. drop_broken: leave out rows without a usable vector or id. models: what
+    the parts state.
     """
 
     sources: Sequence[Source]
@@ -290,6 +304,7 @@ class _Import:
     stays: NDArray[np.bool_]
     partner: NDArray[np.int64] | None
     drop_broken: bool
+    models: Identities
 
     def batches(self, skip: int) -> Iterator[_Columns]:
         """Rows of the first source from row ``skip`` on, each with its partner's columns."""
@@ -333,7 +348,7 @@ class _Import:
                 return None
             note.dims.setdefault(model, read.vectors.shape[1])
             made[model] = vector_column(read.vectors)
-        table = pa.table(made)
+        table = stating(pa.table(made), self.models)
         return table if stays.all() else table.filter(pa.array(stays))
 
     def write_parts(self, folder: Path) -> list[tuple[str, str]]:

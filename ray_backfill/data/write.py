@@ -16,6 +16,7 @@ from ray_backfill.core.schema import write_checked
 from ray_backfill.core.stages import make_folder, sync, write_whole
 from ray_backfill.data.columns import MODELS, native
 from ray_backfill.data.folder import SPLITS, EmbeddingFolder, EmbeddingTable, read_folder, read_train
+from ray_backfill.data.identity import Identities, as_identities, stating
 from ray_backfill.data.vectors import is_vectors
 from ray_backfill.data.words import FILES, Words, write_words
 from ray_backfill.engine.systems import as_array
@@ -28,8 +29,9 @@ _LISTS = {"positives": "gallery ids", "ignored": "gallery ids", "grades": "numbe
 
 
 def write_folder(
-    path: str | Path, gallery: Columns, queries: Columns | None = None, train: Columns | None = None
-) -> Path:
+    path: str | Path, gallery: Columns, queries: Columns | None = None, train: Columns | None = None,
+    models: Mapping[str, str] | None = None,
+) -> Path:  # fmt: skip
     """Write embeddings of two models as a folder that ``simulate`` and ``read_folder`` take.
 
     >>> gallery = {"old": old_gallery, "new": new_gallery, "label": label}
@@ -46,6 +48,8 @@ def write_folder(
             and ``positives`` and ``ignored`` (lists of gallery ids) instead of labels, with ``grades`` (a list of
             numbers for each list of positives). By default the gallery queries itself.
         train: The same for the items on which maps between the models are fitted; by default none.
+        models: Column -> the name of its model, such as {"old": "openai:text-embedding-3-small"}. The files state it,
+            and other vectors under such a column are refused (docs/model-runs.md).
 
     Returns:
         The folder. Nothing is written unless everything can be read back; ``gallery.parquet`` appears last.
@@ -54,10 +58,13 @@ def write_folder(
         InputError: A column is missing, has a wrong shape or length, or holds values that the data contract refuses,
             such as NaN or duplicate ids; or the folder holds a split that this call would leave beside the new ones.
     """
-    return _write(local_path(path), gallery, queries, train, FILES)
+    return _write(local_path(path), gallery, queries, train, FILES, as_identities(models or {}, "models"))
 
 
-def _write(path: Path, gallery: Columns, queries: Columns | None, train: Columns | None, words: Words) -> Path:
+def _write(
+    path: Path, gallery: Columns, queries: Columns | None, train: Columns | None, words: Words,
+    models: Identities,
+) -> Path:  # fmt: skip
     """``write_folder`` for a user who calls the data so."""
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give a folder")
@@ -68,6 +75,8 @@ def _write(path: Path, gallery: Columns, queries: Columns | None, train: Columns
         name: _table(name, columns, needed if name == "gallery" else MODELS, words)
         for name, columns in given.items() if columns is not None
     }  # fmt: skip
+    if nowhere := models.keys() - {name for table in tables.values() for name in table.column_names}:
+        raise InputError(f"models names {min(nowhere)!r}, which is no column; it has: {', '.join(models)}")
     left = [name for name in SPLITS if name not in tables and (path / f"{name}.parquet").exists()]
     if left:
         raise InputError(
@@ -76,7 +85,7 @@ def _write(path: Path, gallery: Columns, queries: Columns | None, train: Columns
     make_folder(path.parent)
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
         for name, table in tables.items():
-            write_parquet(Path(temporary) / f"{name}.parquet", table)
+            write_parquet(Path(temporary) / f"{name}.parquet", stating(table, models))
         write_words(Path(temporary), words)
         try:
             read_folder(temporary, gallery_needs=needed)
@@ -127,7 +136,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Arrays | None], words: Words, 
         if columns and len(columns) < len(pairs):
             lacking = next(name for name in pairs if name not in columns)
             raise InputError(f"{lacking} has no array for the {split}; old, new and label need the same splits")
-    return _write(path, gallery, queries or None, train, words)
+    return _write(path, gallery, queries or None, train, words, {})
 
 
 def _table(split: str, columns: Columns, models: Sequence[str], words: Words) -> pa.Table:

@@ -123,7 +123,7 @@ class Questions:
 
 @dataclass(frozen=True)
 class LiveJob:
-    """A whole drill. name: its name in its metrics. folder: on storage shared by all nodes."""
+    """A whole drill. name: its name in its metrics. folder: on storage shared by all nodes. models: for the journal."""
 
     name: str
     folder: Path
@@ -132,3 +132,4 @@ class LiveJob:
     shards: list[ShardJob]
     embed: PartsJob
     settings: LiveSettings
+    models: dict[str, str]

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -29,12 +29,13 @@ class JournalEntry:
 class Started(JournalEntry):
     """A driver has started its shards and its traffic.
 
-    leg: number of the driver, from 0. warm_up_s: duration of the warm-up of its traffic.
+    leg: number of the driver, from 0. warm_up_s: duration of the warm-up of its traffic. models: by column, if stated.
     """
 
     kind = "started"
     leg: int
     warm_up_s: float
+    models: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import write_table
 from ray_backfill.data.alignment import check_alignment
 from ray_backfill.data.folder import read_folder
+from ray_backfill.data.identity import short_names
 from ray_backfill.drill.jobs import FromImages, FromItems, FromStore, LiveJob, PartsJob, Questions, ShardJob
 from ray_backfill.drill.journal import Finished, Journal, Started, of_type
 from ray_backfill.drill.parts import BadPartError
@@ -198,6 +199,7 @@ def run_resolved(
             job = LiveJob(
                 context.out.name, folder, plan, Questions(*queries, comparison.truth, evaluation.metrics, k), shards,
                 PartsJob(folder, source, method.old_models, method.new_models, actors), live,
+                short_names(comparison.folder.identities),
             )  # fmt: skip
             run_drill(job)
             timings_s = {"drill": round(time.perf_counter() - started, 2)}

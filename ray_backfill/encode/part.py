@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,13 +39,14 @@ MadeT = TypeVar("MadeT")
 @dataclass(frozen=True)
 class EncodeRequest:
     """What to embed. items: folder of ``write_items``. models: column -> spec, "old" and "new". of_gallery: those that
-    embed the gallery; none: all.
+    embed the gallery; none: all. identities: column -> what the parts state of its model.
     """
 
     items: Path
     modality: str
     models: Mapping[str, Spec]
     of_gallery: tuple[str, ...] = ()
+    identities: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def models_of(self, split: str) -> tuple[str, ...]:
         """The columns of vectors of a split."""

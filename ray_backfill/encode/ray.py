@@ -12,6 +12,7 @@ import ray.data  # sets levels of logs, so it is imported before a session sets 
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import task
+from ray_backfill.data.identity import stating
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import Device, Model, same_model
 from ray_backfill.encode.kinds import load_model
@@ -79,6 +80,7 @@ class _ItemEmbedder:
             with attempt(folder / ATTEMPTS, f"{split}-{path.stem}", items) as mark:
                 mark.write_text(f"embedded them with {' and '.join(str(model.spec) for model in models.values())}")
                 table = embed_part(path, split, models, self._job.device.threads)
+                table = stating(table, self._job.request.identities)
                 write_parquet(folder / f"{split}.parquet" / path.name, table)
         except InputError as error:
             return {"items": 0, "began": began, "problem": str(error)}

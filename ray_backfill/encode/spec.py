@@ -1,6 +1,7 @@
 """The words that name a model: ``KIND:NAME#option=value&option=value``."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 SIDES = ("query", "document")
@@ -51,6 +52,12 @@ class Spec:
         for side, text in sorted(self.prompt.items()):
             words.append(f"prompt={side}:{text.replace('%', '%25').replace('&', '%26')}")
         return f"{self.kind}:{self.name}{'#' * bool(words)}{'&'.join(words)}"
+
+    def recorded_name(self) -> str:
+        """As it is typed, for people who read records: without folders of this machine, limits and prices."""
+        place, last = Path(self.name), 2 if self.kind == "cached" else 1  # CACHE/TASK
+        name = "/".join(place.parts[-last:]) if place.exists() else self.name
+        return str(replace(self, name=name, batch=0, rpm=0, tpm=0, price=0.0))
 
     def meaning(self) -> dict[str, Any]:
         """What of it changes embeddings. The name of a file or folder does not: its content is hashed. Pooling and

@@ -8,6 +8,7 @@ fixed probes are kept in probes.json, and every actor compares its own model wit
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ray_backfill.core.schema import open_checked
 from ray_backfill.core.streams import said_if_it_dies
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.folder import left_out_file
+from ray_backfill.data.identity import content_of, stating
 from ray_backfill.data.words import OF_MODELS, write_words
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.bill import bill, estimate
@@ -80,6 +82,8 @@ def embed_items(
         with step(f"load the {name} model"), _named_if_it_dies(str(spec)):
             models[name] = load_model(spec, request.modality, Device())
     number = 1 if here else number_of(actors)
+    identities = {name: {"name": model.spec.recorded_name()} | model.identity() for name, model in models.items()}
+    request = replace(request, identities=identities)
     key, announced, probes = _recognised(folder, request, models, overwrite, number)
     is_finished = stages.begin_stage(folder, key, overwrite)
     recorded = stages.read_json(folder / "probes.json") if (folder / "probes.json").exists() else probes
@@ -106,7 +110,7 @@ def embed_items(
         with task("embed", total, f"{request.modality}s", done=done) as bar, _named_if_it_dies(names):
             for split, path in missing:
                 table = embed_part(path, split, {name: here[name] for name in request.models_of(split)})
-                write_parquet(folder / f"{split}.parquet" / path.name, table)
+                write_parquet(folder / f"{split}.parquet" / path.name, stating(table, identities))
                 bar.advance(sizes[path])
     elif missing:
         from ray_backfill.encode.ray import embed_parts
@@ -132,7 +136,7 @@ def _recognised(
 
     Raises InputError for a folder of another run, and for two models that are the same.
     """
-    identities = {name: model.identity() for name, model in models.items()}
+    identities = {name: content_of(model) for name, model in request.identities.items()}
     settings = {"modality": request.modality, "models": identities}
     settings |= {"of_gallery": list(request.of_gallery)} if request.of_gallery else {}
     key = RunKey("encoded", settings, {"items": items_fingerprint(request.items)})

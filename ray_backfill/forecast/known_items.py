@@ -9,6 +9,7 @@ import numpy as np
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say
 from ray_backfill.data.folder import EmbeddingFolder
+from ray_backfill.data.identity import one_model_each
 from ray_backfill.data.importing import plain_ids
 from ray_backfill.data.sources import Source, open_source
 from ray_backfill.data.vectors import FINE, PROBLEMS, ZERO, decode
@@ -39,14 +40,18 @@ def find_new(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]) 
     Up to 1 % of the sample may lack a new embedding; such items count as not sampled, which is said.
 
     Raises:
-        InputError: More items of the sample have no new embedding, or a vector cannot be used.
+        InputError: More items of the sample have no new embedding, a vector cannot be used, or a source is of another
+            model than the folder.
     """
     sample, distance = stored.sample, stored.settings.distance
     if not new:
         if "new" not in folder.gallery.vectors:
             raise InputError(f"{folder.path} has no new embeddings; give them with --new SOURCE (id and new)")
         return new_embeddings(folder, sample, sample.position, folder.gallery.new[sample.position], distance)
-    sources = [(source.name, *_read_new(source, folder, distance)) for source in map(open_source, new)]
+    opened = [open_source(name) for name in new]
+    stated = [(str(folder.path), folder.identities), *((source.name, source.models) for source in opened)]
+    one_model_each((place, {"new": models["new"]}) for place, models in stated if "new" in models)
+    sources = [(source.name, *_read_new(source, folder, distance)) for source in opened]
     positions, places = np.unique(np.concatenate([position for _, position, _ in sources]), return_index=True)
     vectors = np.concatenate([given for *_, given in sources])[places]
     for name, position, given in sources:

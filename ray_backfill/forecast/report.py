@@ -454,7 +454,7 @@ def render(forecast: ForecastResults) -> str:
         notes=[bind(note) for note in facts.get("notes", [])],
         glossary=of_metrics(forecast.metrics),
         command=facts["command"],
-        settings=[*flatten(facts["evaluation"])],
+        settings=[*flatten(facts["evaluation"]), *flatten(facts.get("data", {}))],
     )  # fmt: skip
 
 

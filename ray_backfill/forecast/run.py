@@ -20,6 +20,7 @@ from ray_backfill.core.schema import frame, read_checked, write_table
 from ray_backfill.core.stages import replaced_whole, write_json
 from ray_backfill.data.alignment import check_alignment
 from ray_backfill.data.columns import names_in, part_files
+from ray_backfill.data.identity import short_names
 from ray_backfill.encode.items import ItemSettings, ItemSources, write_items, write_some
 from ray_backfill.encode.part import EncodeRequest
 from ray_backfill.encode.spec import Spec
@@ -243,6 +244,7 @@ def _facts(comparison: Comparison, given: NewEmbeddings, forecasts: Mapping[Merg
         "chosen": len(known.queries), "lists": len(np.unique(known.group)),
         "with_csls": _ends(new[True]) if True in new else None, "left_out": gone, "notes": list(comparison.notes),
         "first_results": first_results(comparison, given),
+        "data": {"models": models} if (models := short_names(comparison.folder.identities)) else {},
     }  # fmt: skip
 
 

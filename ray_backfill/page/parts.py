@@ -128,8 +128,9 @@ def bind(sentence: str) -> str:
 def data_facts(facts: Mapping[str, Any]) -> dict[str, str]:
     """The known facts about the data, in words; without its notes and remarks."""
     known = [k for k in DATA_WORDS if k in facts]
-    rest = [k for k in facts if k not in (*DATA_WORDS, "notes", "remarks")]
-    return {DATA_WORDS.get(k, k.replace("_", " ")): plain(facts[k]) for k in known + rest}
+    rest = [k for k in facts if k not in (*DATA_WORDS, "notes", "remarks", "models")]
+    models = {f"model of {column}": plain(model) for column, model in facts.get("models", {}).items()}
+    return {DATA_WORDS.get(k, k.replace("_", " ")): plain(facts[k]) for k in known + rest} | models
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -75,11 +75,12 @@ def test_the_short_name_depends_on_the_content_alone() -> None:
     assert name == "minilm"
     assert len(digits) == 8
     assert int(digits, 16) >= 0
-    assert short_name(MINILM | {"name": "hf:elsewhere/moved#dims=2"}) == f"moved@{digits}"
+    assert short_name(MINILM | {"name": "hf:org/moved#dims=2"}) == f"org/moved@{digits}"
     assert short_name(dict(reversed(MINILM.items()))) == f"minilm@{digits}"
     assert not short_name(MINILM | {"dims": 64}).endswith(digits)
     assert short_name({"kind": "hf", "weights": "1a", "dims": 0}) == f"hf@{digits}"
     assert short_name({"name": "openai:text-embedding-3-small"}) == "openai:text-embedding-3-small"
+    assert short_name({"name": "two\nlines"}) == "two lines"
 
 
 @pytest.mark.parametrize("models", ["{", "[]", '{"old": 3}', '{"old": ""}'])

@@ -18,7 +18,7 @@ from ray_backfill.drill.journal import (
 
 # A line of each kind, in the format of all drills so far.
 LINES = [
-    '{"kind": "started", "elapsed_s": 0.0, "leg": 0, "warm_up_s": 3.0}',
+    '{"kind": "started", "elapsed_s": 0.0, "leg": 0, "warm_up_s": 3.0, "models": {"new": "minilm@3f2a9c1b"}}',
     '{"kind": "applied", "elapsed_s": 13.03, "applied": 1, "operation": "backfill", "items": 30}',
     '{"kind": "checkpoint", "elapsed_s": 0.183, "moment": 0, "began_s": 0.003, "quality": {"CMC@1": 0.25}, '
     '"old_items": 310, "new_items": 0, "old_bytes": 20150, "new_bytes": 0}',
@@ -28,7 +28,7 @@ LINES = [
     '{"kind": "finished", "elapsed_s": 20.0}',
 ]
 WRITTEN = [
-    Started(0.0, 0, 3.0),
+    Started(0.0, 0, 3.0, {"new": "minilm@3f2a9c1b"}),
     Applied(13.03, 1, "backfill", 30),
     CheckpointMeasured(0.183, 0, 0.003, {"CMC@1": 0.25}, 310, 0, 20150, 0),
     Throttled(4.91, 50.0, None),
@@ -47,6 +47,11 @@ def test_every_kind_of_entry_is_a_line(tmp_path: Path) -> None:
     assert [type(entry) for entry in WRITTEN] == list(ENTRIES)
     assert of_type(journal.entries(), Incident) == [WRITTEN[4]]
     assert json.loads(LINES[1])["applied"] == journal.applied() == 1
+
+
+def test_the_start_of_a_drill_before_models_were_recorded_is_read(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_text('{"kind": "started", "elapsed_s": 0.0, "leg": 0, "warm_up_s": 3.0}\n')
+    assert Journal(tmp_path).entries() == [Started(0.0, 0, 3.0)]
 
 
 def test_an_incomplete_line_is_ignored(tmp_path: Path) -> None:

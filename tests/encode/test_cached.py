@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import ray_backfill as rb
 from ray_backfill.core.errors import InputError
+from ray_backfill.data.identity import identities_of, short_names
 from ray_backfill.encode.encoder import TEXT, Device, Model
 from ray_backfill.encode.kinds import load_model, parse_spec
 from tests.encode.test_items import lines
@@ -192,3 +193,7 @@ def test_a_folder_of_beir_gets_the_vectors_of_the_cache(tmp_path: Path) -> None:
     assert folder.queries is not None
     np.testing.assert_array_equal(folder.gallery.new, vectors(DOCUMENTS, 100))
     np.testing.assert_array_equal(folder.queries.new, vectors(QUERIES, 0))
+    assert [name.partition("@")[0] for name in short_names(identities_of(folder.path)).values()] == [
+        "tests.encode.test_cached:test_a_folder_of_beir_gets_the_vectors_of_the_cache.<locals>.old",
+        f"{tmp_path.name}/task",
+    ]

@@ -1,6 +1,7 @@
 """The words that name a model, and what each wrong word says."""
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,14 @@ def test_a_spec_is_read_and_written_again() -> None:
     assert spec.prompt == {"query": "find: ", "document": "text: "}
     assert parse_spec(str(spec)) == spec
     assert str(parse_spec("onnx:a/b.onnx")) == "onnx:a/b.onnx"
+
+
+def test_a_recorded_name_has_no_folders_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "minilm").mkdir()
+    assert parse_spec(f"hf:{tmp_path}/minilm#dims=64&batch=8").recorded_name() == "hf:minilm#dims=64"
+    assert parse_spec(f"cached:{tmp_path}/minilm").recorded_name() == f"cached:{tmp_path.name}/minilm"
+    assert parse_spec("hf:org/model").recorded_name() == "hf:org/model"
+    assert parse_spec("openai:small#price=0.02&rpm=9").recorded_name() == "openai:small"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from ray_backfill.cli.main import _main
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import OtherSettingsError, read_json, write_json
 from ray_backfill.data.folder import read_folder
+from ray_backfill.data.identity import short_names
 from ray_backfill.encode.items import ItemSettings, ItemSources, write_items
 from ray_backfill.encode.kinds import parse_spec
 from ray_backfill.encode.part import ATTEMPTS, EncodeRequest
@@ -63,6 +65,10 @@ def test_vectors_are_the_models_own_and_no_part_is_done_twice(tmp_path: Path, it
     assert [(row["id"], row["reason"]) for row in broken] == [("i7", "its text is empty")]
     facts = read_json(out / "manifest.json")
     assert (facts["items"], facts["broken_items"], facts["finished"]) == (119, 1, True)
+    recorded = {"old": {"name": OLD}, "new": {"name": NEW}}
+    assert folder.identities == {name: recorded[name] | own for name, own in facts["settings"]["models"].items()}
+    for part in out.glob("*/part-*.parquet"):
+        assert json.loads(pq.read_schema(part).metadata[b"ray_backfill.models"]) == folder.identities
     parts = sorted(out.glob("*/part-*.parquet"))
     before = {part: (part.read_bytes(), part.stat().st_mtime_ns) for part in parts}
     assert len(parts) == 8
@@ -87,6 +93,12 @@ def test_another_model_is_refused(tmp_path: Path, items: Path) -> None:
     out = embed_items(tmp_path / "e", request(items), EmbedActors(number=1))
     with pytest.raises(OtherSettingsError, match=r"models\.new\.dims: 0 there, 8 requested"):
         embed_items(out, request(items, new=f"{NEW}#dims=8"), EmbedActors())
+    cut = embed_items(tmp_path / "cut", request(items, new=f"{NEW}#dims=8"), EmbedActors(number=1))
+    part = next((cut / "gallery.parquet").glob("*.parquet"))
+    shutil.copy(part, out / "gallery.parquet" / "part-999999.parquet")
+    with pytest.raises(InputError, match=r"'new' has two models.*@.*@.*part-999999"):
+        read_folder(out)
+    (out / "gallery.parquet" / "part-999999.parquet").unlink()
     probes = read_json(out / "probes.json")
     probes["old"][0][0] += 0.1
     write_json(out / "probes.json", probes)
@@ -171,6 +183,14 @@ def test_a_drill_embeds_the_texts_while_the_old_model_serves(
     before = read_folder(tmp_path / "run" / "before", gallery_needs=("old",))
     assert list(before.gallery.vectors) == ["old"]
     live = tmp_path / "run" / "live"
+    models = short_names(before.identities)
+    assert [name.partition("@")[0] for name in models.values()] == [
+        "tests.encode._models:old",
+        "tests.encode._models:New",
+    ]
+    assert read_json(live / "manifest.json")["data"]["models"] == models
+    assert json.loads((live / "journal.jsonl").read_text().splitlines()[0])["models"] == models
+    assert models["new"] in (live / "report.html").read_text("utf-8")
     quality, replayed = (pd.read_parquet(live / f"{name}.parquet") for name in ("quality", "replayed"))
     both = quality.merge(replayed[replayed.serving == "backfill"], on=["metric", "t"])
     assert len(both) == 6

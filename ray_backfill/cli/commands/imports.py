@@ -27,6 +27,11 @@ class ImportJob:
     validation: tuple[str, ...] = ()
     """Source or sources of validation items."""
     columns: ColumnNames = field(default_factory=ColumnNames)
+    old_model: str = ""
+    """Name of the model of the old embeddings, such as openai:text-embedding-3-small. Another model's embeddings are
+    then refused in this folder. Default: what the sources state, if they do."""
+    new_model: str = ""
+    """Name of the model of the new embeddings."""
     drop_broken: bool = False
     """Leave rows out that have no id, a repeated id, or a vector that is missing, zero or not finite, and list them,
     instead of refusing them."""
@@ -45,13 +50,16 @@ def run_import(job: ImportJob) -> None:
     if not given:
         raise InputError("nothing to import: give --gallery, --queries, --train or --validation")
     from ray_backfill.core.run_lock import locked
+    from ray_backfill.data.identity import stated
     from ray_backfill.data.importing import import_split, imported
 
+    models = {"old": job.old_model, "new": job.new_model}
     out = absolute("--out", job.out)
     with interruptible(), locked(out, "--out", command_line()):
         for split, texts in given.items():
             path = out / f"{split}.parquet"
-            import_split(path, texts, job.columns, job.drop_broken, job.overwrite)
+            others = stated(out, but=given if job.overwrite else (split,))  # of splits that stay
+            import_split(path, texts, job.columns, job.drop_broken, job.overwrite, models, others)
             facts = imported(path)
             left_out = "".join(f"; left out: {count:,} ({why})" for why, count in facts["left_out"].items())
             print(f"{shown(path)}: {facts['rows']:,} rows{left_out}")

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pyarrow as pa
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.plugins import own_rows, rows_from_outside
 from ray_backfill.core.secrets import cleaned, hide_in_chain, learn, needs_encoding
+from ray_backfill.data.identity import Identities
 
 # Rows of a batch. 65,536 rows of 1,024 dimensions are 256 MB.
 BATCH_ROWS = 16_384
@@ -30,6 +31,7 @@ class Source:
     read: takes names of columns and a number of rows to skip, and yields record batches of at most ``BATCH_ROWS`` rows
     with these columns. fingerprint: changes with the content, as far as that can be told without reading it.
     notes: sentences about what the store has lost. tells_changes: whether the fingerprint changes if a vector does.
+    models: what files state of the models of columns.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Source:
     fingerprint: str
     notes: tuple[str, ...] = ()
     tells_changes: bool = True
+    models: Identities = field(default_factory=dict)
 
     def need(self, names: Sequence[str]) -> None:
         """Raises InputError for columns that it does not have."""

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.core.stores import open_system
+from ray_backfill.data.identity import one_model_each, stated_in, stating
 from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind, skipping
 from ray_backfill.data.text import check_json_lines, lines_of
 
@@ -54,7 +55,7 @@ def _open(text: str) -> Source:
                 batch.validate(full=True)  # what is not UTF-8 would be found far from here, or by others
                 yield batch
 
-    return Source(text, columns, opened.rows, read, mark.hexdigest())
+    return Source(text, columns, opened.rows, read, mark.hexdigest(), models=stated_in(opened.schema.metadata, text))
 
 
 class _Opened(NamedTuple):
@@ -186,7 +187,8 @@ def _one_schema(files: FileInfos, schemas: Sequence[pa.Schema]) -> pa.Schema:
     for file, schema in zip(files, schemas, strict=True):
         if not schema.equals(schemas[0]):
             raise InputError(f"{file.path} has other columns than {files[0].path}; all files need the same ones")
-    return schemas[0]
+    stated = ((file.path, stated_in(schema.metadata, file.path)) for file, schema in zip(files, schemas, strict=True))
+    return stating(schemas[0].empty_table(), one_model_each(stated)).schema
 
 
 def _is_local(system: pa.fs.FileSystem) -> bool:

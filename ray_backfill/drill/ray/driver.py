@@ -115,7 +115,7 @@ class Driver:
         self.embedding.wait_until_started(self.room)
         self.traffic.wait_until_ready()
         zero = recorder.start_clock()
-        recorder.journal.add(journal.Started(recorder.now_s(), recorder.leg, self.traffic.warm_up_s))
+        recorder.journal.add(journal.Started(recorder.now_s(), recorder.leg, self.traffic.warm_up_s, self.job.models))
         if recorder.leg:
             recorder.incident("driver restarted", f"{applied} operations were applied before")
         self.traffic.start(zero)
