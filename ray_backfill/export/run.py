@@ -18,7 +18,7 @@ from ray_backfill.core.errors import InputError, why_not_installed
 from ray_backfill.core.progress import step, track
 from ray_backfill.core.runkey import fingerprint
 from ray_backfill.core.stages import is_finished, replaced_whole, settle, write_json, write_whole
-from ray_backfill.data.identity import identities_of
+from ray_backfill.data.identity import identities_of, short_name
 from ray_backfill.data.write import write_parquet
 from ray_backfill.engine.lists import measure_lists
 from ray_backfill.engine.merges import Merge
@@ -187,8 +187,14 @@ def _readme(service: dict[str, Any], method: Method, merge: Merge, run: str) -> 
         prepare = "Replace the vector of each stored item by that of `items_backward.onnx`."
         if models := service["prepare"]["embed"]:
             prepare += f" It needs an embedding of each item by {' and '.join(models)} first."
+    models = [
+        f"`{model}` is {short_name(facts['identity']) if facts['identity'] else 'a model that nothing names'}, "
+        f"{facts['dimensions']:,} dimensions"
+        for model, facts in service["models"].items()
+    ]
     has_csls = merge.references is not None
     words = {
+        "models": "; ".join(models),
         "run": run,
         "prepare": prepare,
         "has_map": method.fit is not None,
