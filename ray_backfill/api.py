@@ -337,7 +337,7 @@ def export(run: str | Path, to: str | Path, *, method: str, merge: str = "", ord
 
     >>> folder = rb.export("runs/mine", "upgrade", method="ridge_gallery")
     >>> sorted(path.name for path in folder.glob("*.onnx"))
-    ['items_backward.onnx', 'items_forward.onnx', 'queries.onnx']
+    ['items_backward.onnx', 'items_forward.onnx', 'queries_backward.onnx', 'queries_forward.onnx']
 
     Args:
         run: Folder of a finished simulation, which ``simulate`` wrote with ``out``.
@@ -355,6 +355,8 @@ def export(run: str | Path, to: str | Path, *, method: str, merge: str = "", ord
     """
     from ray_backfill.export.run import export_run
 
+    if not isinstance(run, str | Path):
+        raise InputError("give the folder of a simulation, which simulate(..., out=FOLDER) writes")
     return export_run(local_path(run).absolute(), local_path(to).absolute(), method, merge, order)
 
 

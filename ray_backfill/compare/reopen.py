@@ -24,12 +24,15 @@ from ray_backfill.learn.training.settings import ClassificationSettings
 
 def rows_called(finished: ResultsData, method: str, order: str, merge: str) -> list[Row]:
     """The rows of a method, one for each order, merge and metric; "" stands for any. Raises InputError without one."""
+    why = {missing.name: missing.reason for missing in finished.manifest.left_out if missing.kind == "method"}
+    if method in why:
+        raise InputError(f"{method} was left out of this run: {why[method]}")
+    if method not in finished.methods:
+        raise unknown_name("method", method, finished.methods)
     rows = [row for row in finished.rows if row.method == method and {order, merge} <= {"", row.order, row.merge}]
     if not rows:
-        known = [f"{row.method} {row.order} {row.merge}" for row in finished.rows]
-        raise unknown_name(
-            "method, order and merge", " ".join(filter(None, (method, order, merge))), dict.fromkeys(known)
-        )
+        known = dict.fromkeys(f"{row.order} {row.merge}" for row in finished.rows if row.method == method)
+        raise unknown_name(f"order and merge of {method}", " ".join(filter(None, (order, merge))), known)
     return rows
 
 
@@ -43,7 +46,14 @@ def reopened(finished: ResultsData, results: Path, variant: Variant) -> Comparis
     how = Evaluation(**recorded)
     if any(word.startswith("python:") for word in how.truth):  # only a command line may name code to run
         raise InputError(f"{how.truth[-1]} is not called again for right answers; make a table of them, and {AGAIN}")
-    path = next((p for p in (run / "cleaned", data, run / data.name) if (p / "gallery.parquet").exists()), None)
+    path = next(
+        (
+            p
+            for p in (run / "cleaned", data, run / data.name, run.parent / data.name)
+            if (p / "gallery.parquet").exists()
+        ),
+        None,
+    )
     if path is None:
         raise InputError(f"the embeddings of this run are not in {data} any more; put them back, or a link to them")
     named = replace(how.named, methods=tuple(find_methods(how.methods)))

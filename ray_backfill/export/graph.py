@@ -84,19 +84,18 @@ class Graph:
             return self.op("Concat", and_one(unit), half, axis=1)
         return and_one(self.op("Concat", unit, half, axis=1))
 
-    def write(self, path: Path, outputs: Mapping[str, str], facts: Mapping[str, str]) -> None:
-        """Write a file that maps (B, d) float32 embeddings, by model, to these outputs. outputs: name -> value.
+    def write(self, path: Path, value: str, facts: Mapping[str, str]) -> None:
+        """Write a file that maps (B, d) float32 embeddings, by model, to this value as its output ``vector``.
 
         facts: metadata of the file.
         """
-        for name, value in outputs.items():
-            self._nodes.append(helper.make_node("Identity", [value], [name]))
+        self._nodes.append(helper.make_node("Identity", [value], ["vector"]))
         shapes = [(model, self._dims[model]) for model in dict.fromkeys(self._inputs)]
         graph = helper.make_graph(
             self._nodes,
             path.stem,
             [helper.make_tensor_value_info(model, TensorProto.FLOAT, ["n", dim]) for model, dim in shapes],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", None]) for name in outputs],
+            [helper.make_tensor_value_info("vector", TensorProto.FLOAT, ["n", None])],
             self._constants,
         )
         model = helper.make_model(

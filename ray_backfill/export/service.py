@@ -33,7 +33,8 @@ def describe(
     """
     backward, forward = method.sides
     has_csls = merge.references is not None
-    new_models = list(stored_models(forward.gallery))
+    old_inputs, new_inputs = (list(stored_models(side.gallery)) for side in method.sides)
+    write = {"embed": new_inputs, "inputs": new_inputs, "partition": "new", "vector": "forward"}
     scores = {
         name: None if score_map is None else _knots(score_map)
         for name, score_map in (("backward", merge.backward), ("forward", merge.forward))
@@ -58,21 +59,23 @@ def describe(
         "order": order,
         "before": {
             "query": {"embed": ["old"], "search": {"old": "old"}},
-            "write": {"embed": ["old"], "partition": "old", "vector": "old"},
+            "write": {"embed": ["old"], "inputs": ["old"], "partition": "old", "vector": "old"},
         },
         "prepare": {
-            "embed": [model for model in stored_models(backward.gallery) if model != "old"],
             "map_stored_vectors": has_csls or backward.gallery != Stored("old"),
+            "embed": [model for model in old_inputs if model != "old"],
+            "inputs": old_inputs,
         },
         "during": {
             "query": {"embed": list(method.query_models), "search": {"old": "backward", "new": "forward"}},
-            "write": {"embed": new_models, "partition": "new", "vector": "forward"},
-            "backfill": {"embed": list(method.new_models), "partition": "new", "vector": "forward"},
+            "write": write,
+            "backfill": write | {"embed": list(method.new_models)},
         },
         "after": {
             "query": {"embed": list(stored_models(forward.query)), "search": {"new": "forward"}},
-            "write": {"embed": new_models, "partition": "new", "vector": "forward"},
+            "write": write,
         },
+        "way_back": [model for model in dict.fromkeys(("old", *old_inputs)) if model not in new_inputs],
     }
 
 

@@ -134,8 +134,8 @@ def test_what_cannot_be_written_is_one_line_and_no_file(run: Path, tmp_path: Pat
     assert "--method NAME" in error()
     assert "--run FILE" in command("report", run, "--method", "old").error
     assert "such as 50% or 0.5, not '120%'" in error("--method", "old", "--at", "120%")
-    assert "did you mean ridge_gallery random" in error("--method", "ridge_galery")
-    assert "'old quantile'; known: old random raw, new" in error("--method", "old", "--merge", "quantile")
+    assert "did you mean ridge_gallery?" in error("--method", "ridge_galery")
+    assert "order and merge of old 'quantile'; known: random raw" in error("--method", "old", "--merge", "quantile")
     moved = tmp_path / "moved"
     shutil.copytree(run, moved)
     manifest = moved / "results" / "manifest.json"

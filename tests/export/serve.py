@@ -33,7 +33,8 @@ def served(folder: str, data: dict[str, np.ndarray], shares: list[float], k: int
     exec(code, names)
     answer: object = names["answer"]
     assert callable(answer)
-    distance = json.loads(open("service.json").read())["distance"]  # noqa: PTH123, SIM115
+    service = json.loads(open("service.json").read())  # noqa: PTH123, SIM115
+    distance = service["distance"]
     with open("order.csv", encoding="utf-8") as file:  # noqa: PTH123
         ranks = {row["id"]: int(row["rank"]) for row in csv.DictReader(file)}
     rank = np.array([ranks[item] for item in data["id"].tolist()])
@@ -58,10 +59,11 @@ def served(folder: str, data: dict[str, np.ndarray], shares: list[float], k: int
             first = np.argsort(distances, kind="stable")[:k]
             return data["id"][rows[first]].tolist(), distances[first]
 
-        models = [name for name in data if name.startswith("query/")]
-        queries = range(len(data[models[0]]))
-        of_query = ({name[6:]: data[name][[row]] for name in models} for row in queries)
-        answers.append([answer(embeddings, search, k) for embeddings in of_query])
+        phase = "after" if share == 1 else "during"
+        models = service[phase]["query"]["embed"]
+        queries = range(len(data[f"query/{models[0]}"]))
+        of_query = ({model: data[f"query/{model}"][[row]] for model in models} for row in queries)
+        answers.append([answer(embeddings, search, k, phase) for embeddings in of_query])
     return answers
 
 

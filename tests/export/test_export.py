@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("export")
     splits = [labelled(rows, 5, seed, 6, 9) for rows, seed in ((120, 1), (40, 2), (200, 3))]
     splits[1]["text"] = [f"query {row}" for row in range(40)]  # type: ignore[assignment]
-    rb.write_folder(place / "data", *splits)
+    rb.write_folder(place / "data", splits[0], splits[1], splits[2], models={"old": "elder", "new": "younger"})
     methods = ("rm_naive", "ridge_gallery", "offline", "instant", "cascade@20")
     orders, merges = ("random", "class_mean_distance", "oracle_loss"), ("raw", "csls")
     how = {"points": 3, "metrics": "nDCG@10"}
@@ -45,7 +45,10 @@ def test_the_schema_describes_it(export: Path) -> None:
     service = json.loads((export / "service.json").read_text())
     jsonschema.validate(service, json.loads((ROOT / "docs" / "schema" / "service.json").read_text()))
     assert service["during"]["query"] == {"embed": ["new"], "search": {"old": "backward", "new": "forward"}}
-    assert service["prepare"] == {"embed": [], "map_stored_vectors": True}
+    assert service["prepare"] == {"map_stored_vectors": True, "embed": [], "inputs": ["old"]}
+    assert service["way_back"] == ["old"]
+    assert service["models"]["new"] == {"dimensions": 9, "identity": {"name": "younger"}}
+    assert "`old` is elder" in (export / "README.md").read_text()
     assert service["sides"]["backward"]["item_macs"] == 6 * 9
 
 
@@ -102,31 +105,41 @@ def test_the_check_passes_the_replay_and_stops_a_worse_service(export: Path, run
     assert queries[0]["text"].startswith("query ")
     curves = pd.read_parquet(run / "results" / "curves.parquet").set_index(["method", "merge", "order", "t", "metric"])
     half = curves["value"]["ridge_gallery", "csls", "class_mean_distance", 0.5, "nDCG@10"]
-    assert np.mean([query["ndcg"][5] for query in queries]) == pytest.approx(half, abs=1e-12)
+    assert np.mean([query["ndcg"][8] for query in queries]) == pytest.approx(half, abs=1e-12)
 
-    def answered(place: int, spoiled: int = 0) -> Path:
-        file = tmp_path / f"{place}-{spoiled}.jsonl"
-        lists = [query["items"][place] for query in queries]
-        lists[:spoiled] = [items[::-1] if len(set(items) & set(query["right"])) < 10 else ["none"] * 10
-                           for items, query in zip(lists[:spoiled], queries, strict=False)]  # fmt: skip
-        file.write_text("\n".join(json.dumps({"query": query["id"], "items": items})
-                                  for query, items in zip(queries, lists, strict=True)))  # fmt: skip
+    def answered(name: str, lists: list[list[str]]) -> Path:
+        file = tmp_path / f"{name}.jsonl"
+        lines = ({"query": query["id"], "items": items} for query, items in zip(queries, lists, strict=True))
+        file.write_text("\n".join(map(json.dumps, lines)))
         return file
 
-    same = check(export, answered(3), "--backfilled", "30%")
+    replayed = [query["items"][6] for query in queries]
+    same = check(export, answered("same", replayed), "--backfilled", "0.3")
     assert (same.returncode, "100.0%" in same.stdout) == (0, True), same.stderr
-    assert check(export, answered(3), "--backfilled", "0.35", "--band", "5").returncode == 0
-    worse = check(export, answered(3, spoiled=40), "--backfilled", "30%")
-    assert (worse.returncode, "stop" in worse.stdout) == (11, True)
+    earlier = check(export, answered("earlier", [query["items"][0] for query in queries]), "--backfilled", "30%")
+    assert earlier.returncode == 11
+    worse = [["none", *items[:9]] if row < 8 else items for row, items in enumerate(replayed)]
+    lower = check(export, answered("worse", worse), "--backfilled", "30%")
+    assert (lower.returncode, "points lower" in lower.stdout) == (11, True)
+    assert check(export, answered("worse", worse), "--backfilled", "30%", "--band", "50").returncode == 0
+    others = answered("others", [[f"x{place}" for place in range(10)] for _ in queries])
+    assert check(export, others, "--backfilled", "30%", "--band", "100").returncode == 11
+    twice = answered("twice", [[items[0]] * 10 for items in replayed])
     few = tmp_path / "few.jsonl"
     few.write_text(json.dumps({"query": queries[0]["id"], "items": ["1"]}))
     for file, words in (
+        (twice, ("--backfilled", "30%")),
         (few, ("--backfilled", "30%")),
         (tmp_path / "none", ("--backfilled", "0")),
-        (few, ("--backfilled", "300%")),
+        (few, ("--backfilled", "33%")),
+        (few, ("--backfilled", "30%", "--band", "nan")),
     ):
         ended = check(export, file, *words)
         assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    mixed = tmp_path / "mixed"
+    shutil.copytree(export, mixed)
+    shutil.copy(rb.export(run, tmp_path / "raw", method="ridge_gallery", merge="raw") / "check.json", mixed)
+    assert "of two exports" in check(mixed, answered("same", replayed), "--backfilled", "30%").stderr
 
 
 BAD = {
@@ -136,8 +149,8 @@ BAD = {
     "none given": ("{tmp}/run", "--method"),
     "typed wrong": ("{tmp}/run --method ridge_galery", "did you mean ridge_gallery"),
     "left out": ("{tmp}/run --method slerp", "unknown method"),
-    "no such merge": ("{tmp}/run --method rm_naive --merge quantile", "unknown method, order and merge"),
-    "no such order": ("{tmp}/run --method rm_naive --order lazy", "unknown method, order and merge"),
+    "no such merge": ("{tmp}/run --method rm_naive --merge quantile", "unknown order and merge of rm_naive"),
+    "no such order": ("{tmp}/run --method rm_naive --order lazy", "unknown order and merge of rm_naive"),
     "oracle": ("{tmp}/run --method ridge_gallery --order oracle_loss", "before the backfill"),
     "reference": ("{tmp}/run --method offline", "switch"),
     "old": ("{tmp}/run --method old", "switch"),
@@ -184,6 +197,10 @@ def changed(run: Path, tmp_path: Path, what: str) -> Path:
         gallery = pd.read_parquet(copied / "data" / "gallery.parquet")
         gallery["old"] = gallery["old"].iloc[::-1].to_numpy()
         gallery.to_parquet(copied / "data" / "gallery.parquet")
+    if what == "another map":
+        weights = copied / "run" / "maps" / "ridge_gallery" / "model.safetensors"
+        arrays = {name: array[::-1].copy() for name, array in safetensors.numpy.load_file(weights).items()}
+        safetensors.numpy.save_file(arrays, weights)
     if what == "map":
         (copied / "run" / "maps" / "ridge_gallery" / "model.safetensors").unlink()
     return copied / "run"
@@ -191,7 +208,13 @@ def changed(run: Path, tmp_path: Path, what: str) -> Path:
 
 @pytest.mark.parametrize(
     ("what", "said"),
-    [("unfinished", "again"), ("gone", "put them back"), ("others", "gallery"), ("map", "fitted map")],
+    [
+        ("unfinished", "again"),
+        ("gone", "put them back"),
+        ("others", "gallery"),
+        ("map", "fitted map"),
+        ("another map", "the maps give nDCG@10"),
+    ],
 )
 def test_a_run_that_is_not_what_it_was_is_refused(
     what: str, said: str, run: Path, tmp_path: Path, command: Command

@@ -236,7 +236,7 @@ def export_command(results: ResultsData, folder: Path) -> str:
     """
     best, run = results.best(), folder.parent if folder.name == "results" else folder
     run = run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
-    if find_situation(results) is not Situation.UPGRADE or best is None or best.is_reference:
+    if decide(results) is not Decision.GO or best is None or best.is_reference:
         return ""
     if results.manifest.traits.methods[best.method].recalls or results.evaluation.get("filter"):
         return ""

@@ -214,11 +214,13 @@ def weights_of(network: FittedMap) -> dict[str, NDArray[Any]]:
     return {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
 
 
-def save_network(folder: Path, network: FittedMap) -> None:
-    """Write ``model.safetensors`` and ``network.json`` of a map of a known kind."""
+def save_network(folder: Path, network: FittedMap, facts: dict[str, str] | None = None) -> None:
+    """Write ``model.safetensors`` and ``network.json`` of a map of a known kind. facts: metadata of the weights."""
     weights = {name: np.asarray(array, order="C") for name, array in weights_of(network).items()}
     write_json(folder / "network.json", {"kind": network.kind, "shape": network.shape})
-    write_whole(folder / "model.safetensors", lambda temporary: temporary.write_bytes(safetensors.numpy.save(weights)))
+    write_whole(
+        folder / "model.safetensors", lambda temporary: temporary.write_bytes(safetensors.numpy.save(weights, facts))
+    )
 
 
 def load_network(folder: Path) -> Any:
