@@ -1,0 +1,151 @@
+"""Rows of another model among the vectors of a column, found without either model.
+
+Real models use few of their directions much, and most of them little. What model A uses much means nothing to model B:
+seen along the axes of A, vectors of B lie flat, whatever they are about. Of each row the *slope* says how much of the
+column's own profile it has: the regression of the logarithm of its energy in bins of axes on that of the column's
+typical row. It is about 1 for the column's own rows and 0 for a row of another model. Rows on another subject are flat,
+too, but not how they differ from each other: so the rows with a low slope are tested together, without their mean.
+
+Which probability this has, and what it cannot see: docs/results/foreign.md.
+
+Shapes: n rows, d dimensions, b bins of axes.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.data.vectors import hash_rows
+from ray_backfill.engine.systems import FloatArray
+
+Vectors = NDArray[np.float32]
+
+# Fewest different vectors among which rows are looked for; most dimensions that are used, drawn at random.
+FEWEST, _MOST_DIMS = 500, 512
+_BINS = 12
+# Passes that keep the half of the rows with the largest slopes, then passes that keep all native ones.
+_HALVES, _NATIVES = 2, 2
+# The rule, fixed before the trials of docs/results/foreign.md. Rows below LOW are candidates, those from NATIVE on make
+# the axes. Candidates are of another model if their common slope, less its standard error, lies in FLAT, and that
+# error is at most KNOWN. A column whose own slopes spread more than WIDE has no profile that would tell.
+LOW, NATIVE, FLAT, KNOWN, WIDE = 0.2, 0.5, (-0.25, 0.04), 0.1, 0.4
+_FEWEST_ROWS = 3
+# Two groups of lengths: the gap between them, as a multiple of the larger spread within.
+_GAP = 4.0
+_FEWEST_SHARE = 0.02
+
+
+def foreign_rows(vectors_nd: FloatArray) -> NDArray[np.int64]:
+    """Rows that another model has made, sorted; none if there are too few rows, or nothing can be told.
+
+    vectors_nd: a sample, none of them zero or not finite; lengths do not count. Rows that differ in their model's
+    training only, or in the preprocessing of their items, are not found. Cost: O(n min(d, 512)^2), 10 s for 8,192 rows
+    of 1,024 dimensions on two cores.
+    """
+    different = np.unique(hash_rows(vectors_nd), return_index=True)[1]
+    if len(different) < FEWEST or vectors_nd.shape[1] < 2:
+        return np.empty(0, np.int64)
+    rng = np.random.default_rng(0)
+    used = np.sort(rng.permutation(vectors_nd.shape[1])[:_MOST_DIMS])
+    x = vectors_nd[different][:, used].astype(np.float32)
+    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.float32(1e-30))
+    fold = rng.permutation(len(x)) % 2
+    slope_n = _slopes(x, fold)
+    low, native = slope_n < LOW, slope_n >= NATIVE
+    own = slope_n[~low]
+    is_wide = 1.4826 * np.median(np.abs(own - np.median(own))) > WIDE if len(own) else True
+    if low.sum() < _FEWEST_ROWS or is_wide or min(native[fold == 0].sum(), native[fold == 1].sum()) < 2:
+        return np.empty(0, np.int64)
+    slope, error = _common_slope(x[low], x[native & (fold == 0)], x[native & (fold == 1)])
+    is_flat = FLAT[0] <= slope - error <= FLAT[1] and error <= KNOWN
+    return np.sort(different[low]) if is_flat else np.empty(0, np.int64)
+
+
+def _slopes(x: Vectors, fold: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(n,) slopes. A row's axes come from rows of the other fold, its typical row from its own."""
+    kept, slope_n = _larger_side(x), np.empty(len(x))
+    for step in range(_HALVES + _NATIVES + 1):
+        for number in (0, 1):
+            here = fold == number
+            makes, typical = kept & ~here, kept[here]
+            if min(makes.sum(), typical.sum()) < 2:
+                return np.ones(len(x))
+            energy_nb = _energies(x[here], _axes(x[makes]))
+            weight_b = _regression(np.median(energy_nb[typical], axis=0), _widths(x.shape[1]))
+            slope_n[here] = np.log(energy_nb + 1e-12) @ weight_b
+        kept = slope_n >= (np.median(slope_n) if step < _HALVES - 1 else NATIVE)
+    return slope_n
+
+
+def _larger_side(x: Vectors) -> NDArray[np.bool_]:
+    """(n,) the larger of two groups along the axis of most variance: two models' means usually differ most there."""
+    centred = x - x.mean(axis=0)
+    along = centred @ _axes(centred)[:, 0]
+    middle = 0.0
+    for _ in range(20):  # two means
+        side = along > middle
+        if not 0 < side.sum() < len(side):
+            break
+        middle = (along[side].mean() + along[~side].mean()) / 2
+    return side if side.mean() > 0.5 else ~side
+
+
+def _common_slope(rows: Vectors, makes: Vectors, typical: Vectors) -> tuple[float, float]:
+    """The slope of how candidates differ from each other, and its standard error.
+
+    makes, typical: native rows that make the axes, and the profile.
+    """
+    centre = makes.mean(axis=0)
+    axes, widths = _axes(makes - centre), _widths(rows.shape[1])
+    weights = widths.copy()
+    weights[0] = 0  # one direction says little, and has the largest energy
+    weight_b = _regression(_energies(typical - centre, axes).mean(axis=0), weights)
+    apart = rows - rows.mean(axis=0)
+    slope = np.log(_energies(apart, axes).mean(axis=0) + 1e-12) @ weight_b
+    spread = np.linalg.eigvalsh(apart.T @ apart if len(apart) > apart.shape[1] else apart @ apart.T)
+    independent = spread.sum() ** 2 / (spread**2).sum()  # rows that would vary as much, each in all directions
+    return float(slope), float(np.sqrt((weight_b**2 * 2 / (widths * independent)).sum()))
+
+
+def _edges(dims: int) -> NDArray[np.int64]:
+    """(b + 1,) first axis of each bin: they widen, because energy falls steeply first."""
+    return np.unique(np.round(np.geomspace(1, dims + 1, _BINS + 1)).astype(np.int64)) - 1
+
+
+def _widths(dims: int) -> NDArray[np.float64]:
+    return np.diff(_edges(dims)).astype(float)
+
+
+def _axes(x: Vectors) -> Vectors:
+    """(d, d) orthonormal columns, the axis of most energy first."""
+    return np.asarray(np.linalg.eigh(x.T @ x)[1][:, ::-1])
+
+
+def _energies(x: Vectors, axes: Vectors) -> NDArray[np.float64]:
+    """(n, b) mean squared coordinate along the axes of each bin."""
+    sums = np.add.reduceat((x @ axes) ** 2, _edges(x.shape[1])[:-1], axis=1)
+    return np.asarray(sums / _widths(x.shape[1]))
+
+
+def _regression(profile_b: NDArray[np.float64], weights_b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(b,) such that a row's log energies times them are its slope on the log of the profile."""
+    log_b, share_b = np.log(profile_b + 1e-12), weights_b / weights_b.sum()
+    centred_b = share_b * (log_b - share_b @ log_b)
+    return np.asarray(centred_b / max(centred_b @ log_b, 1e-12))
+
+
+def two_lengths(norms_N: NDArray[np.float32]) -> str:
+    """What to say of (N,) lengths above 0 that fall into two groups with nothing between; "" if they do not."""
+    lengths = np.sort(np.log(norms_N))
+    few = max(2, int(_FEWEST_SHARE * len(lengths)))
+    if len(lengths) < 4 * few:
+        return ""
+    gaps = np.diff(lengths)[few:-few]
+    at = few + int(np.argmax(gaps))
+    low, high = lengths[: at + 1], lengths[at + 1 :]
+    spread = max(float(np.subtract(*np.percentile(side, [90, 10]))) for side in (low, high))
+    if gaps.max() <= max(_GAP * spread, 0.05):
+        return ""
+    return (
+        f"lengths fall into two groups: {len(low):,} vectors of about {np.exp(np.median(low)):.3g} and "
+        f"{len(high):,} of about {np.exp(np.median(high)):.3g}"
+    )
