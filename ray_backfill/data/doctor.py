@@ -17,7 +17,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
 from ray_backfill.core.schema import open_checked, reading
 from ray_backfill.data.columns import COLUMNS, MODELS, as_ids, part_files, some, unknown
-from ray_backfill.data.foreign import foreign_rows, two_lengths
+from ray_backfill.data.foreign import foreign_rows, jump, two_lengths
 from ray_backfill.data.sources import open_source
 from ray_backfill.data.vectors import FINE, PROBLEMS, ZERO, decode, hash_rows, may_be_vectors
 from ray_backfill.engine.bands import Band, band_of, do_compare
@@ -268,9 +268,12 @@ def _of_vectors(where: str, column: VectorColumn, ids: NDArray[Any] | None) -> I
 
 def _foreign(column: VectorColumn, ids: NDArray[Any] | None) -> str:
     """What to say of rows that seem to be of another model; "" if there are none."""
-    looked_at = column.sample_rows[column.problems[column.sample_rows] == FINE]
+    is_fine = column.problems[column.sample_rows] == FINE
+    looked_at, sample = column.sample_rows[is_fine], column.sample[is_fine]
+    if split := jump(sample):
+        return f"the mean changes at about row {looked_at[split]:,}, as if another model had made all from there on"
     with step(f"look for rows of another model among {len(looked_at):,}"):
-        rows = looked_at[foreign_rows(column.sample[column.problems[column.sample_rows] == FINE])]
+        rows = looked_at[foreign_rows(sample)]
     if not len(rows):
         return ""
     named = f"row {some(rows)}" if ids is None else f"id {some(ids[rows])}"

@@ -229,4 +229,4 @@ def test_the_command_prints_json_and_says_by_its_code_whether_all_is_well(tmp_pa
     for data, code in ((sound, 0), (broken, 10)):
         ended = command("doctor", data, "--json", "--exit-code")
         assert (ended.code, json.loads(ended.out)["is_sound"]) == (code, code == 0)
-    assert "is not a folder" in command("doctor", tmp_path / "nothing").error
+    assert "does not exist" in command("doctor", tmp_path / "nothing").error
