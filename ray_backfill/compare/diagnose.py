@@ -1,5 +1,4 @@
-"""Examines a folder of embeddings before anything runs on it, or a store: what it holds, what is wrong, what can be
-evaluated.
+"""Examines a folder of embeddings before anything runs on it, or a store: what it holds, what is wrong, what can run.
 
 Functions examine, another one prints what was found.
 """
@@ -23,7 +22,6 @@ from ray_backfill.data.columns import MODELS, some, unknown
 from ray_backfill.data.doctor import (
     Finding,
     SplitScan,
-    VectorColumn,
     cosines_of,
     find,
     find_in_store,
@@ -46,8 +44,6 @@ from ray_backfill.learn.training.settings import FitSettings
 _ALONE = 16
 # Cosines from 1 less this on are of one model: those of its own vectors, stored as float16, computed elsewhere.
 _LEAST = 1e-3
-# Shares of foreign rows for which a sample's chance to meet one is told.
-_SHARES = (0.001, 0.01, 0.1)
 
 
 @dataclass(frozen=True)
@@ -126,15 +122,14 @@ def diagnose_store(
     scan, texts = scan_source(text, id, column, text_column if model else "")
     findings = find_in_store(scan)
     if loaded:
-        (name,) = column
-        findings.append(_embedded_again(name, scan.vectors[name], scan.ids, texts, loaded, sample))
+        findings.append(_embedded_again(column[0], scan, texts, loaded, sample))
     return Diagnosis({"store": _facts(scan)}, findings, [], {}, False)
 
 
-def _embedded_again(
-    where: str, column: VectorColumn, ids: Any, texts: Mapping[int, str], model: Model, size: int
-) -> Finding:
-    """What texts of the sample say when the model embeds them again. texts: row -> its text."""
+def _embedded_again(where: str, scan: SplitScan, texts: Mapping[int, str], model: Model, size: int) -> Finding:
+    """What texts of the sample say when the model embeds them again. where: the column. texts: row -> its text."""
+    column, ids = scan.vectors[where], scan.ids
+    assert ids is not None
     has_both = [row in texts for row in column.sample_rows.tolist()] & (column.problems[column.sample_rows] == FINE)
     if not has_both.any():
         return Finding("error", where, "no row has both a text and a vector", "name the texts with --text-column")
@@ -151,7 +146,7 @@ def _embedded_again(
     cosines = (unit * normalise(column.sample[chosen])).sum(axis=1)
     others = rows[cosines < 1 - max(_LEAST, 10 * noise)]
     if not len(others):
-        chances = ", ".join(f"{1 - (1 - share) ** len(rows):.0%} at {share:.1%}" for share in _SHARES)
+        chances = ", ".join(f"{1 - (1 - share) ** len(rows):.0%} at {share:.1%}" for share in (0.001, 0.01, 0.1))
         return Finding("note", where, f"{len(rows):,} texts, embedded again by {model.spec}, give the stored vectors; "
                        f"so many meet a row of another model with a probability of {chances} such rows")  # fmt: skip
     what = f"{len(others):,} of {len(rows):,} vectors are not what {model.spec} gives"

@@ -209,11 +209,8 @@ def find(scans: Mapping[str, SplitScan]) -> list[Finding]:
 
 def find_in_store(scan: SplitScan) -> list[Finding]:
     """All findings of one table of vectors, errors first."""
-    findings = [
-        *_of_ids("id", scan),
-        *(f for name, of in scan.vectors.items() for f in _of_vectors(name, of, scan.ids)),
-    ]
-    return sorted(findings, key=lambda finding: get_args(Level).index(finding.level))
+    of_vectors = (finding for name, of in scan.vectors.items() for finding in _of_vectors(name, of, scan.ids))
+    return sorted([*_of_ids("id", scan), *of_vectors], key=lambda finding: get_args(Level).index(finding.level))
 
 
 def _of_split(name: str, scan: SplitScan) -> Iterator[Finding]:

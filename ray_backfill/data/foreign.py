@@ -74,7 +74,7 @@ def _slopes(x: Vectors, fold: NDArray[np.int64]) -> NDArray[np.float64]:
             if min(makes.sum(), typical.sum()) < 2:
                 return np.ones(len(x))
             energy_nb = _energies(x[here], _axes(x[makes]))
-            weight_b = _regression(np.median(energy_nb[typical], axis=0), _widths(x.shape[1]))
+            weight_b = _regression(np.median(energy_nb[typical], axis=0), np.diff(_edges(x.shape[1])))
             slope_n[here] = np.log(energy_nb + 1e-12) @ weight_b
         kept = slope_n >= (np.median(slope_n) if step < _HALVES - 1 else NATIVE)
     return slope_n
@@ -99,9 +99,8 @@ def _common_slope(rows: Vectors, makes: Vectors, typical: Vectors) -> tuple[floa
     makes, typical: native rows that make the axes, and the profile.
     """
     centre = makes.mean(axis=0)
-    axes, widths = _axes(makes - centre), _widths(rows.shape[1])
-    weights = widths.copy()
-    weights[0] = 0  # one direction says little, and has the largest energy
+    axes, widths = _axes(makes - centre), np.diff(_edges(rows.shape[1]))
+    weights = np.where(np.arange(len(widths)), widths, 0)  # one direction says little, and has the largest energy
     weight_b = _regression(_energies(typical - centre, axes).mean(axis=0), weights)
     apart = rows - rows.mean(axis=0)
     slope = np.log(_energies(apart, axes).mean(axis=0) + 1e-12) @ weight_b
@@ -115,10 +114,6 @@ def _edges(dims: int) -> NDArray[np.int64]:
     return np.unique(np.round(np.geomspace(1, dims + 1, _BINS + 1)).astype(np.int64)) - 1
 
 
-def _widths(dims: int) -> NDArray[np.float64]:
-    return np.diff(_edges(dims)).astype(float)
-
-
 def _axes(x: Vectors) -> Vectors:
     """(d, d) orthonormal columns, the axis of most energy first."""
     return np.asarray(np.linalg.eigh(x.T @ x)[1][:, ::-1])
@@ -126,11 +121,11 @@ def _axes(x: Vectors) -> Vectors:
 
 def _energies(x: Vectors, axes: Vectors) -> NDArray[np.float64]:
     """(n, b) mean squared coordinate along the axes of each bin."""
-    sums = np.add.reduceat((x @ axes) ** 2, _edges(x.shape[1])[:-1], axis=1)
-    return np.asarray(sums / _widths(x.shape[1]))
+    edges = _edges(x.shape[1])
+    return np.asarray(np.add.reduceat((x @ axes) ** 2, edges[:-1], axis=1) / np.diff(edges))
 
 
-def _regression(profile_b: NDArray[np.float64], weights_b: NDArray[np.float64]) -> NDArray[np.float64]:
+def _regression(profile_b: NDArray[np.float64], weights_b: NDArray[np.int64]) -> NDArray[np.float64]:
     """(b,) such that a row's log energies times them are its slope on the log of the profile."""
     log_b, share_b = np.log(profile_b + 1e-12), weights_b / weights_b.sum()
     centred_b = share_b * (log_b - share_b @ log_b)
