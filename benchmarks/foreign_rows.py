@@ -1,7 +1,7 @@
 """How often ``ray-backfill doctor`` finds rows of another model in a column, and how often it is wrong.
 
     python -m reproduction.atlas --data-root PATH --out runs/atlas      # embeds the collections
-    python -m benchmarks.foreign_rows runs/atlas/COLLECTION ... [--trials 50]
+    python -m benchmarks.foreign_rows runs/atlas/COLLECTION ... [--trials 50] [--shares 0.001 0.01 0.1]
 
 A trial draws 80 % of a collection's items, but no more than 4,000, and their vectors by one model; some rows, drawn at
 random, hold another model's vector of the same item. All vectors have length 1, so that lengths tell nothing, and the
@@ -76,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
     arguments = parser.parse_args()
 
     def line(collection: str, what: str, own: FloatArray, other: FloatArray, share: float, is_same_item: bool) -> None:
@@ -89,7 +90,7 @@ def main() -> None:
     for collections, model, other in MIXTURES:
         for collection in collections:
             own, foreign = (read(arguments.folders, collection, name) for name in (model, other))
-            for share in SHARES:
+            for share in arguments.shares:
                 if own is not None and foreign is not None:
                     line(collection, f"{model}, {other}", own, foreign, share, True)
     print("\n| collection | column of one model | dim. | rows of the second | false alarms |\n|---|---|---|---|---|")
