@@ -133,12 +133,12 @@ def _regression(profile_b: NDArray[np.float64], weights_b: NDArray[np.int64]) ->
 
 
 # A file whose second half was made by another model has no majority, but its mean jumps once. In one that is sorted by
-# class the mean changes all the time, which is no sign.
+# class the mean changes all the time, which is no sign; where it jumps to another subject, the common slope tells.
 
 
 def jump(vectors_nd: FloatArray) -> int:
     """From which of the rows, which are in the column's order, another model seems to have made all; 0: from none."""
-    x = normalise(vectors_nd)
+    x = normalise(vectors_nd).astype(np.float32)
     means = np.stack([x[i : i + _BLOCK_ROWS].mean(axis=0) for i in range(0, len(x), _BLOCK_ROWS)]) if len(x) else x
     if len(means) < 2 * _FEWEST_BLOCKS:
         return 0
@@ -154,7 +154,10 @@ def jump(vectors_nd: FloatArray) -> int:
     spread = float(np.sqrt((np.concatenate(sides) ** 2).sum(axis=1).mean()))
     # A mean of nothing is nothing, whose direction is noise.
     is_none = apart[at] < max(_JUMP * larger[at], _JUMP_OVER_SPREAD * spread) or larger[at] < 0.1
-    return 0 if is_none else split * _BLOCK_ROWS
+    # Without a block on each side: the jump may lie within one of them.
+    smaller, larger_side = sorted((x[: (split - 1) * _BLOCK_ROWS], x[(split + 1) * _BLOCK_ROWS :]), key=len)
+    slope, error = (np.inf, 0.0) if is_none else _common_slope(smaller, larger_side[::2], larger_side[1::2])
+    return split * _BLOCK_ROWS if slope - error <= FLAT[1] else 0
 
 
 def two_lengths(norms_N: NDArray[np.float32]) -> str:

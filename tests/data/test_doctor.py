@@ -70,8 +70,8 @@ def put(split: int, column: str, rows: slice, value: object) -> Callable[[Column
 
 
 def from_another_model(gallery: Columns, queries: Columns) -> None:
-    """The second half of the gallery by the new model's first 16 dimensions."""
-    gallery["old"][3_000:] = gallery["new"][3_000:, :16] * 1.0
+    """The second half of the gallery by the new model's last 16 dimensions: the first 16 show classes as old does."""
+    gallery["old"][3_000:] = gallery["new"][3_000:, 16:] * 1.0
 
 
 def of_two_lengths(gallery: Columns, queries: Columns) -> None:

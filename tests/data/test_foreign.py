@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ray_backfill.data.foreign import FEWEST, foreign_rows
+from ray_backfill.data.foreign import FEWEST, foreign_rows, jump
 from tests.data.made_models import DIMS, TOPICS, embedded, items, mixed
 
 
@@ -30,6 +30,16 @@ def test_another_subject_is_no_other_model(rare: float, seed: int) -> None:
     few = int(rare * 2_000)
     contents = np.concatenate([items(2_000 - few, seed, range(8)), items(few, seed + 50, range(8, TOPICS))])
     assert not len(foreign_rows(embedded(contents, model=seed)))
+
+
+@pytest.mark.parametrize("rare", [0.3, 0.5])
+def test_a_file_of_two_halves(rare: float) -> None:
+    """A mean jumps at another model, and at another subject, which is none."""
+    few = int(rare * 4_000)
+    one, other = items(4_000 - few, 0, range(2)), items(few, 1, range(10, TOPICS))
+    assert not jump(np.concatenate([embedded(one, model=1), embedded(other, model=1)]))
+    found = jump(np.concatenate([embedded(one, model=1), embedded(items(few, 2, range(2)), model=2)]))
+    assert abs(found - len(one)) <= 256
 
 
 def test_neither_copies_of_an_odd_row_nor_noise_are_another_model() -> None:
