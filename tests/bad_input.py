@@ -184,8 +184,6 @@ REMOTE = [
         ("train", "--model old --recipe cifar100 --download --data-root s3://bucket/run", "s3://bucket/run"),
         ("embed", "--out hdfs://host:8020/run", "hdfs://host:8020/run"),
         ("embed", "--only s3://bucket/sample.parquet --out {tmp}/out", "s3://bucket/sample.parquet"),
-        ("doctor", "s3://bucket/data", "s3://bucket/data"),
-        ("doctor", "file:///data", "file://data"),
         ("sample", "s3://bucket/data --budget 5", "s3://bucket/data"),
         ("sample", "{data} --budget 5 --out s3://bucket/s.parquet", "s3://bucket/s.parquet"),
         ("forecast", "s3://bucket/data", "s3://bucket/data"),

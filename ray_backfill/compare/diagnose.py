@@ -1,10 +1,10 @@
-"""Examines a folder of embeddings before anything runs on it: what it holds, what is wrong, what can be evaluated.
+"""Examines a folder of embeddings before anything runs on it, or a store: what it holds, what is wrong, what can run.
 
-One function examines, another one prints what was found.
+Functions examine, another one prints what was found.
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,25 +16,44 @@ from rich.table import Table
 from ray_backfill.compare.resolve import find_left_out
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.printable import printable
+from ray_backfill.core.progress import step
 from ray_backfill.data.alignment import misaligned
-from ray_backfill.data.columns import MODELS, unknown
-from ray_backfill.data.doctor import Finding, SplitScan, cosines_of, find, has_truth, scan_split
+from ray_backfill.data.columns import MODELS, some, unknown
+from ray_backfill.data.doctor import (
+    Finding,
+    SplitScan,
+    cosines_of,
+    find,
+    find_in_store,
+    has_truth,
+    scan_source,
+    scan_split,
+)
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.identity import identities_of, short_names
 from ray_backfill.data.truth import find_truth
 from ray_backfill.data.vectors import FINE
 from ray_backfill.data.words import words_of
+from ray_backfill.encode.encoder import TEXT, Device, Model
+from ray_backfill.encode.kinds import load_model, parse_spec
+from ray_backfill.engine.distances import normalise
+from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.learn.methods import CONTROLS, all_methods
 from ray_backfill.learn.training.settings import FitSettings
+
+# Texts that are embedded once more, each alone, to see how much a model's own vectors differ between batches.
+_ALONE = 16
+# Cosines from 1 less this on are of one model: those of its own vectors, stored as float16, computed elsewhere.
+_LEAST = 1e-3
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     """What ``diagnose`` found.
 
-    facts: split -> what it holds, plain numbers and texts. findings: errors first. methods: names of methods that can
-    run. left_out: method -> why it cannot. has_truth: whether there are labels or positives. models: column -> its
-    model in short, if the folder states any.
+    facts: split, or "store" -> what it holds, plain numbers and texts. findings: errors first. methods: names of
+    methods that can run. left_out: method -> why it cannot. has_truth: whether there are labels or positives. models:
+    column -> its model in short, if the folder states any.
     """
 
     facts: dict[str, dict[str, Any]]
@@ -89,6 +108,59 @@ def diagnose(path: Path) -> Diagnosis:
             findings.insert(0, Finding("error", path.name, str(problem)))
     facts = {name: _facts(scan) for name, scan in scans.items()}
     return Diagnosis(facts, findings, methods, left_out, has_truth(scans), models_in_short)
+
+
+def diagnose_store(
+    text: str, id: str = "id", column: Sequence[str] = (), model: str = "", text_column: str = "text", sample: int = 200
+) -> Diagnosis:
+    """Examine a table of vectors: any source of ``data.sources``. Cost: one pass over its rows.
+
+    id, column: its columns of ids and of vectors; by default all lists of numbers. model: that should have made the
+        vectors, in the words of docs/models.md; it embeds ``sample`` texts of ``text_column`` again.
+
+    Raises:
+        InputError: The store cannot be read, or lacks a column; the model cannot be loaded or fails.
+    """
+    if model and len(column) != 1:
+        raise InputError("--model made one column; name it with --column")
+    if not 1 <= sample <= 8_192:
+        raise InputError(f"--sample must be from 1 to 8,192, got {sample}")
+    loaded = load_model(parse_spec(model, "--model"), TEXT, Device(threads=usable_cpus())) if model else None
+    scan, texts = scan_source(text, id, column, text_column if model else "")
+    findings = find_in_store(scan)
+    if loaded:
+        findings.append(_embedded_again(column[0], scan, texts, loaded, sample))
+    return Diagnosis({"store": _facts(scan)}, findings, [], {}, False, {})
+
+
+def _embedded_again(where: str, scan: SplitScan, texts: Mapping[int, str], model: Model, size: int) -> Finding:
+    """What texts of the sample say when the model embeds them again. where: the column. texts: row -> its text."""
+    column, ids = scan.vectors[where], scan.ids
+    assert ids is not None
+    has_both = [row in texts for row in column.sample_rows.tolist()] & (column.problems[column.sample_rows] == FINE)
+    if not has_both.any():
+        return Finding("error", where, "no row has both a text and a vector", "name the texts with --text-column")
+    chosen = np.random.default_rng(0).permutation(np.flatnonzero(has_both))[:size]
+    rows = column.sample_rows[chosen]
+    with step(f"embed {len(rows):,} texts by {model.spec}"):
+        again = model.embed([texts[row] for row in rows.tolist()], "document")
+        alone = np.concatenate([model.embed([texts[row]], "document") for row in rows[:_ALONE].tolist()])
+    if again.shape[1] != column.dim:
+        what = f"{model.spec} gives {again.shape[1]:,} dimensions, and the column has {column.dim:,}"
+        return Finding("error", where, what, "name the model that made the column")
+    unit = normalise(again)
+    noise = 1 - (unit[: len(alone)] * normalise(alone)).sum(axis=1).min()
+    cosines = (unit * normalise(column.sample[chosen])).sum(axis=1)
+    others = rows[cosines < 1 - max(_LEAST, 10 * noise)]
+    if not len(others):
+        chances = (f"{1 - (1 - share) ** len(rows):.0%} if {share:.3g} of all are" for share in (0.001, 0.01, 0.1))
+        return Finding("note", where, f"{len(rows):,} texts, embedded again by {model.spec}, give the stored vectors; "
+                       f"one of another model would be among so many with {', '.join(chances)}")  # fmt: skip
+    what = f"{len(others):,} of {len(rows):,} vectors are not what {model.spec} gives"
+    if 2 * len(others) > len(rows):
+        return Finding("error", where, f"{what}; the median cosine is {np.median(cosines):.3f}",
+                       "check the model and its options (prompt, pooling, dims), and --text-column")  # fmt: skip
+    return Finding("error", where, f"{what}: id {some(np.sort(ids[others]))}", "embed these rows again, by one model")
 
 
 def _facts(scan: SplitScan) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Examines the splits of a folder of embeddings: looks at every row once, and says what is wrong.
+"""Examines the splits of a folder of embeddings, or a store: looks at every row once, and says what is wrong.
 
 Shapes: N rows, d dimensions.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
 from ray_backfill.core.schema import open_checked, reading
-from ray_backfill.data.columns import COLUMNS, MODELS, part_files, unknown
-from ray_backfill.data.vectors import FINE, MISSING, PROBLEMS, ZERO, decode, hash_rows, may_be_vectors
+from ray_backfill.data.columns import COLUMNS, MODELS, as_ids, part_files, some, unknown
+from ray_backfill.data.foreign import foreign_rows, jump, two_lengths
+from ray_backfill.data.sources import open_source
+from ray_backfill.data.vectors import FINE, PROBLEMS, ZERO, decode, hash_rows, may_be_vectors
 from ray_backfill.engine.bands import Band, band_of, do_compare
 
 # error: a run refuses the folder. warning: a run works, and its figures may mislead.
 Level = Literal["error", "warning", "note"]
 _BATCH_ROWS = 16_384
-# Rows of which a mean is kept, to find where a column changes its model.
-BLOCK_ROWS = 1_024
-# Vectors that are kept for a closer look.
+# Vectors that are kept for a closer look, drawn at random: all of the first 16,384, otherwise at least so many.
 _SAMPLE = 8_192
 # Share of equal vectors from which they are told.
 _EQUAL_SHARE = 0.001
@@ -36,14 +36,6 @@ FIT_NOISE = (
     "Maps without a penalty, such as least squares, fit noise there; ridge and relaxed Procrustes choose their "
     "penalty by cross-validation"
 )
-# Blocks on each side of a jump.
-_FEWEST_BLOCKS = 2
-# Two groups of lengths: the gap between them, as a multiple of the larger spread within.
-_GAP = 4.0
-_FEWEST_SHARE = 0.02
-# A jump of the mean: the distance of both means over the length of the larger one (about 1.4 between the unrelated
-# directions of two models), and over the spread of the blocks' means on each side.
-_JUMP, _JUMP_OVER_SPREAD = 0.7, 3.0
 
 
 @dataclass(frozen=True)
@@ -51,8 +43,8 @@ class VectorColumn:
     """What a column of vectors holds.
 
     problems: (N,) a key of ``vectors.PROBLEMS`` for each row, or FINE. norms: (N,) lengths, 0 where there is no
-    vector. hashes: (N,) equal for equal vectors. block_means: (B, d) means of ``BLOCK_ROWS`` rows that follow each
-    other. sample: (n, d) vectors from all over the column; sample_rows: (n,) their rows.
+    vector. hashes: (N,) equal for equal vectors. sample: (n, d) vectors of rows that were drawn at random;
+    sample_rows: (n,) these rows, sorted.
     """
 
     dim: int
@@ -60,7 +52,6 @@ class VectorColumn:
     problems: NDArray[np.uint8]
     norms: NDArray[np.float32]
     hashes: NDArray[np.uint64]
-    block_means: NDArray[np.float64]
     sample: NDArray[np.float32]
     sample_rows: NDArray[np.int64]
 
@@ -109,33 +100,86 @@ def scan_split(path: Path) -> SplitScan:
     return SplitScan(rows, others.pop("id", None), vectors, others, unreadable)
 
 
+class VectorScan:
+    """Looks at a column of vectors piece by piece, in some 20 bytes a row and at most 16,384 vectors."""
+
+    def __init__(self) -> None:
+        self.dim, self.dtype, self.rows = 0, "", 0
+        self._rng, self._share = np.random.default_rng(0), 1.0
+        self._of_rows: list[tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint64]]] = []
+        self._sample: list[tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float64]]] = []
+
+    def add(self, array: pa.Array) -> NDArray[np.int64]:
+        """Look at the next rows. Returns those of them that are in the sample by now, counted within the column."""
+        vectors, problems = decode(array, self.dim)
+        self.dim, self.dtype = self.dim or vectors.shape[1], str(vectors.dtype)
+        values = np.nan_to_num(vectors.astype(np.float32), posinf=0, neginf=0)
+        self._of_rows.append((problems, np.linalg.norm(values, axis=1), hash_rows(values)))
+        draws = self._rng.random(len(array))
+        kept = np.flatnonzero(draws < self._share) if self.dim else np.empty(0, np.int64)
+        if len(kept):
+            self._sample.append((values[kept], self.rows + kept, draws[kept]))
+        if sum(len(rows) for _, rows, _ in self._sample) > 2 * _SAMPLE:
+            self._share /= 2
+            stays = [draws < self._share for *_, draws in self._sample]
+            self._sample = [(v[s], r[s], d[s]) for (v, r, d), s in zip(self._sample, stays, strict=True)]
+        self.rows += len(array)
+        return self.rows - len(array) + kept[draws[kept] < self._share]
+
+    def column(self) -> VectorColumn:
+        """What was seen."""
+        none = np.empty((0, self.dim), np.float32), np.empty(0, np.int64), np.empty(0)
+        sample, rows, _ = (np.concatenate(parts) for parts in zip(none, *self._sample, strict=True))
+        empty = np.empty(0, np.uint8), np.empty(0, np.float32), np.empty(0, np.uint64)
+        problems, norms, hashes = (np.concatenate(parts) for parts in zip(empty, *self._of_rows, strict=True))
+        return VectorColumn(self.dim, self.dtype, problems, norms, hashes, sample, rows)
+
+
 def _scan_vectors(path: Path, opened: list[pq.ParquetFile], name: str, rows: int) -> VectorColumn:
-    problems, norms = np.full(rows, MISSING, np.uint8), np.zeros(rows, np.float32)
-    hashes = np.zeros(rows, np.uint64)
-    sums: list[NDArray[np.float64]] = []
-    every = max(1, rows // _SAMPLE)
-    sample, sample_rows, dim, at, dtype = [], [], 0, 0, ""
+    scan = VectorScan()
     with step(f"look at {path.name}, {name}", rows, "rows") as bar:
         for array in _arrays(path, opened, name):
-            vectors, wrong = decode(array, dim)
-            dim = dim or vectors.shape[1]
-            here = slice(at, at + len(array))
-            problems[here], dtype = wrong, str(vectors.dtype)
-            if dim:
-                values = np.nan_to_num(vectors.astype(np.float32), posinf=0, neginf=0)
-                norms[here] = np.linalg.norm(values, axis=1)
-                hashes[here] = hash_rows(values)
-                sums += [values[i : i + BLOCK_ROWS].mean(axis=0, dtype=np.float64)
-                         for i in range(0, len(values), BLOCK_ROWS)]  # fmt: skip
-                kept = np.arange(-at % every, len(values), every)
-                sample.append(values[kept])
-                sample_rows.append(at + kept)
-            at += len(array)
+            scan.add(array)
             bar.advance(len(array))
-    means = np.stack(sums) if sums else np.empty((0, 0))
-    looked_at = np.concatenate(sample or [np.empty((0, 0), np.float32)])
-    rows_of = np.concatenate(sample_rows or [np.empty(0, np.int64)])
-    return VectorColumn(dim, dtype, problems, norms, hashes, means, looked_at, rows_of)
+    return scan.column()
+
+
+def scan_source(
+    text: str, id_column: str, columns: Sequence[str] = (), text_column: str = ""
+) -> tuple[SplitScan, dict[int, str]]:
+    """Read a source of vectors (``data.sources``) once. Cost: some 20 bytes a row and column, and the ids.
+
+    columns: of vectors; by default all lists of numbers. text_column: of texts to keep; "" for none.
+    Returns what it holds, and row -> text of the rows in the samples.
+
+    Raises:
+        InputError: It cannot be opened or read, lacks a column or has no vectors, or an id is missing.
+    """
+    source = open_source(text)
+    names = tuple(columns) or tuple(
+        name for name, kind in source.columns.items() if name != id_column and may_be_vectors(kind, or_text=False)
+    )
+    if not names:
+        has = ", ".join(source.columns)
+        raise InputError(f"{source.name} has no column of vectors; name one with --column; it has: {has}")
+    wanted = list(dict.fromkeys((id_column, *names, *([text_column] if text_column else ()))))
+    source.need(wanted)
+    scans = {name: VectorScan() for name in names}
+    ids: list[pa.Array] = []
+    texts: dict[int, str] = {}
+    with step(f"look at {source.name}", source.rows, "rows") as bar:
+        for batch in source.read(wanted, 0):
+            ids.append(batch.column(id_column))
+            for name, scan in scans.items():
+                before, kept = scan.rows, scan.add(batch.column(name))
+                if text_column:
+                    said = batch.column(text_column).take(pa.array(kept - before)).to_pylist()
+                    texts |= {row: str(text) for row, text in zip(kept.tolist(), said, strict=True) if text}
+            bar.advance(len(batch))
+    if not ids:
+        raise InputError(f"{source.name} has no rows")
+    id_N = as_ids(pa.chunked_array(ids), source.name, id_column)
+    return SplitScan(len(id_N), id_N, {name: scan.column() for name, scan in scans.items()}), texts
 
 
 def _arrays(path: Path, opened: list[pq.ParquetFile], name: str) -> Iterator[pa.Array]:
@@ -163,6 +207,12 @@ def find(scans: Mapping[str, SplitScan]) -> list[Finding]:
     return sorted(findings, key=lambda finding: get_args(Level).index(finding.level))
 
 
+def find_in_store(scan: SplitScan) -> list[Finding]:
+    """All findings of one table of vectors, errors first."""
+    of_vectors = (finding for name, of in scan.vectors.items() for finding in _of_vectors(name, of, scan.ids))
+    return sorted([*_of_ids("id", scan), *of_vectors], key=lambda finding: get_args(Level).index(finding.level))
+
+
 def _of_split(name: str, scan: SplitScan) -> Iterator[Finding]:
     for column, why in scan.unreadable.items():
         yield Finding("error", f"{name}.{column}", why, "fix or drop the column")
@@ -170,10 +220,7 @@ def _of_split(name: str, scan: SplitScan) -> Iterator[Finding]:
         yield Finding(
             "error", name, "there is no column 'id'", "add one; ray-backfill import --id names another column"
         )
-    elif scan.ids is not None:
-        repeated = len(scan.ids) - len(np.unique(scan.ids))
-        if repeated:
-            yield Finding("error", f"{name}.id", f"{repeated:,} duplicate ids", "--drop-broken keeps the first of each")
+    yield from _of_ids(f"{name}.id", scan)
     for model in MODELS if name != "log" else MODELS[:1]:
         if model not in scan.vectors:
             level: Level = "warning" if model == "new" and name == "gallery" else "error"
@@ -182,10 +229,15 @@ def _of_split(name: str, scan: SplitScan) -> Iterator[Finding]:
                 remedy += "; before that, ray-backfill sample and forecast need few of them"
             yield Finding(level, name, f"there are no embeddings in a column {model!r}", remedy)
     for model, vectors in scan.vectors.items():
-        yield from _of_vectors(f"{name}.{model}", vectors)
+        yield from _of_vectors(f"{name}.{model}", vectors, scan.ids)
 
 
-def _of_vectors(where: str, column: VectorColumn) -> Iterator[Finding]:
+def _of_ids(where: str, scan: SplitScan) -> Iterator[Finding]:
+    if scan.ids is not None and (repeated := len(scan.ids) - len(np.unique(scan.ids))):
+        yield Finding("error", where, f"{repeated:,} duplicate ids", "--drop-broken keeps the first of each")
+
+
+def _of_vectors(where: str, column: VectorColumn, ids: NDArray[Any] | None) -> Iterator[Finding]:
     for problem, words in PROBLEMS.items():
         rows = np.flatnonzero(column.problems == problem)
         if len(rows):
@@ -204,11 +256,25 @@ def _of_vectors(where: str, column: VectorColumn) -> Iterator[Finding]:
             "warning", where, f"{equal:,} of {len(hashes):,} vectors equal an earlier one",
             "look for items that are stored twice, or for a failed embedding of many items",
         )  # fmt: skip
-    if mixed := _two_lengths(column) or _jump(column):
+    if mixed := two_lengths(column.norms[column.problems == FINE]) or _foreign(column, ids):
         yield Finding(
             "warning", where, f"there may be several models in this column: {mixed}",
             "embed all items by one model; distances between models mean nothing",
         )  # fmt: skip
+
+
+def _foreign(column: VectorColumn, ids: NDArray[Any] | None) -> str:
+    """What to say of rows that seem to be of another model; "" if there are none."""
+    is_fine = column.problems[column.sample_rows] == FINE
+    looked_at, sample = column.sample_rows[is_fine], column.sample[is_fine]
+    if split := jump(sample):
+        return f"the mean changes at about row {looked_at[split]:,}, as if another model had made all from there on"
+    with step(f"look for rows of another model among {len(looked_at):,}"):
+        rows = looked_at[foreign_rows(sample)]
+    if not len(rows):
+        return ""
+    named = f"row {some(rows)}" if ids is None else f"id {some(ids[rows])}"
+    return f"{len(rows):,} of {len(looked_at):,} rows that were looked at share no direction with the others: {named}"
 
 
 def _of_widths(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
@@ -292,51 +358,3 @@ def few_items_per_dimension(items: int, dims: int) -> str:
     if items >= ITEMS_PER_DIMENSION * dims:
         return ""
     return f"{items:,} train items, {items / dims:.3g} per dimension of the embeddings ({dims:,})"
-
-
-# Embeddings of one model have a common mean, which is far from that of another model, and usually a common length. So
-# those of several models fall into two groups of lengths with nothing between, or their mean jumps once in the file. In
-# a file that is sorted by class the mean changes all the time, which is no sign.
-
-
-def _two_lengths(column: VectorColumn) -> str:
-    lengths = np.sort(np.log(column.norms[column.problems == FINE]))
-    few = max(2, int(_FEWEST_SHARE * len(lengths)))
-    if len(lengths) < 4 * few:
-        return ""
-    gaps = np.diff(lengths)[few:-few]
-    at = few + int(np.argmax(gaps))
-    low, high = lengths[: at + 1], lengths[at + 1 :]
-    spread = max(_spread(low), _spread(high))
-    if gaps.max() <= max(_GAP * spread, 0.05):
-        return ""
-    return (
-        f"lengths fall into two groups: {len(low):,} vectors of about {np.exp(np.median(low)):.3g} and "
-        f"{len(high):,} of about {np.exp(np.median(high)):.3g}"
-    )
-
-
-def _spread(values: NDArray[np.float32]) -> float:
-    return float(np.subtract(*np.percentile(values, [90, 10])))
-
-
-def _jump(column: VectorColumn) -> str:
-    means = column.block_means
-    if len(means) < 2 * _FEWEST_BLOCKS:
-        return ""
-    sums = np.cumsum(means, axis=0)
-    counts = np.arange(1, len(means) + 1)[:, None]
-    before, after = sums / counts, (sums[-1] - sums) / np.maximum(len(means) - counts, 1)
-    inner = slice(_FEWEST_BLOCKS - 1, len(means) - _FEWEST_BLOCKS)
-    apart = np.linalg.norm(before - after, axis=1)[inner]
-    larger = np.maximum(np.linalg.norm(before, axis=1), np.linalg.norm(after, axis=1))[inner]
-    at = int(np.argmax(apart))
-    split = at + _FEWEST_BLOCKS
-    sides = (means[:split] - means[:split].mean(axis=0), means[split:] - means[split:].mean(axis=0))
-    spread = float(np.sqrt((np.concatenate(sides) ** 2).sum(axis=1).mean()))
-    typical = float(np.median(column.norms[column.problems == FINE]))
-    # A mean of nothing is nothing, whose direction is noise.
-    if apart[at] < max(_JUMP * larger[at], _JUMP_OVER_SPREAD * spread) or larger[at] < 0.1 * typical:
-        return ""
-    row = split * BLOCK_ROWS
-    return f"the mean changes at about row {row:,}, as if another model had made the vectors from there on"

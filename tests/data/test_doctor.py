@@ -14,6 +14,7 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.compare.diagnose import diagnose
 from ray_backfill.core.errors import InputError
+from ray_backfill.data.doctor import scan_source
 from ray_backfill.data.write import vector_column
 from tests.bad_folder import all_of
 from tests.command import Command
@@ -70,8 +71,8 @@ def put(split: int, column: str, rows: slice, value: object) -> Callable[[Column
 
 
 def from_another_model(gallery: Columns, queries: Columns) -> None:
-    """The second half of the gallery by the new model's first 16 dimensions."""
-    gallery["old"][3_000:] = gallery["new"][3_000:, :16] * 1.0
+    """The second half of the gallery by the new model's last 16 dimensions: the first 16 show classes as old does."""
+    gallery["old"][3_000:] = gallery["new"][3_000:, 16:] * 1.0
 
 
 def of_two_lengths(gallery: Columns, queries: Columns) -> None:
@@ -229,4 +230,22 @@ def test_the_command_prints_json_and_says_by_its_code_whether_all_is_well(tmp_pa
     for data, code in ((sound, 0), (broken, 10)):
         ended = command("doctor", data, "--json", "--exit-code")
         assert (ended.code, json.loads(ended.out)["is_sound"]) == (code, code == 0)
-    assert "is not a folder" in command("doctor", tmp_path / "nothing").error
+    assert "does not exist" in command("doctor", tmp_path / "nothing").error
+
+
+def test_of_a_large_store_some_rows_are_kept_with_their_texts(tmp_path: Path) -> None:
+    rows = np.arange(60_000)
+    vectors = np.stack([rows, -rows], axis=1).astype(np.float32)
+    table = {"key": rows + 7, "vector": vector_column(vectors), "body": [f"text {row}" for row in rows]}
+    pq.write_table(pa.table(table), tmp_path / "store.parquet", row_group_size=5_000)
+    scan, texts = scan_source(str(tmp_path / "store.parquet"), "key", text_column="body")
+    column = scan.vectors["vector"]
+    assert 8_192 * 0.8 < len(column.sample_rows) <= 16_384
+    assert np.array_equal(column.sample[:, 0], column.sample_rows)
+    # Every tenth of the table has its share, within 5 standard deviations.
+    of_tenths = np.histogram(column.sample_rows, 10, (0, 60_000))[0] / len(column.sample_rows)
+    assert abs(of_tenths - 0.1).max() < 5 * np.sqrt(0.1 * 0.9 / len(column.sample_rows))
+    assert all(texts[row] == f"text {row}" for row in column.sample_rows)
+    assert (len(column.norms), scan.rows) == (60_000, 60_000)
+    assert scan.ids is not None
+    assert np.array_equal(scan.ids, rows + 7)

@@ -1,7 +1,7 @@
 """``ray-backfill doctor`` and ``report``: what a folder of embeddings, or a run, holds."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ray_backfill.cli import shown
@@ -13,25 +13,51 @@ from ray_backfill.core.stages import NotWritableError
 
 
 @dataclass(frozen=True)
-class DoctorJob(ForPrograms):
-    """An examination of a folder of embeddings."""
+class StoreSettings:
+    """What is looked at in a store, and by which model."""
 
-    data: Path
-    """Folder with gallery.parquet and, optionally, queries.parquet, train.parquet and validation.parquet."""
+    id: str = "id"
+    """Column of ids, of a store."""
+    column: tuple[str, ...] = ()
+    """Columns of vectors, of a store; by default every column of lists of numbers."""
+    model: str = ""
+    """Model that should have made the vectors of a store's column, as docs/models.md writes it; its texts are embedded
+    again."""
+    text_column: str = "text"
+    """Column of the texts that --model embeds."""
+    sample: int = 200
+    """Texts that --model embeds, drawn at random, at most 8,192."""
+
+
+@dataclass(frozen=True)
+class DoctorJob(ForPrograms):
+    """An examination of a folder of embeddings, or of a store."""
+
+    data: str
+    """Folder with gallery.parquet and, optionally, queries.parquet, train.parquet and validation.parquet; or a store or
+    file of vectors, written as for import."""
+    settings: StoreSettings = field(default_factory=StoreSettings)
 
 
 def doctor_options(arguments: Sequence[str]) -> Options:
-    """The folder."""
+    """The folder or the store."""
     return Options(DoctorJob(REQUIRED), arguments, positional="data")
 
 
 def run_doctor(job: DoctorJob) -> None:
-    """Print what the folder holds and what is wrong."""
-    from ray_backfill.compare.diagnose import diagnose, print_diagnosis
+    """Print what the folder or the store holds and what is wrong."""
+    from ray_backfill.compare.diagnose import diagnose, diagnose_store, print_diagnosis
 
-    diagnosis = diagnose(job.data.absolute())
+    path = Path(job.data)
+    # gallery.parquet and items.lance may be folders, too.
+    is_folder = path.is_dir() and path.suffix not in (".parquet", ".lance")
+    if is_folder and job.settings != StoreSettings():
+        raise InputError(
+            f"{job.data} is a folder of embeddings; for columns of its items, name {job.data}/gallery.parquet"
+        )
+    diagnosis = diagnose(path.absolute()) if is_folder else diagnose_store(job.data, **asdict(job.settings))
     decision = Decision.GO if diagnosis.is_sound else Decision.OPEN
-    job.tell(diagnosis.as_json, lambda: decision, lambda: print_diagnosis(diagnosis, str(shown(job.data.absolute()))))
+    job.tell(diagnosis.as_json, lambda: decision, lambda: print_diagnosis(diagnosis, str(shown(path.absolute()))))
 
 
 @dataclass(frozen=True)
