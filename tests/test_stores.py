@@ -1,4 +1,4 @@
-"""The commands of docs/stores.md and docs/serving-two-models.md run as they stand, and serve what numpy computes."""
+"""The commands of the pages on stores run as they stand, and serve what numpy computes."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +19,10 @@ K = 10
 OF, ASKED = items(200), items(30, seed=1)
 ORDER = np.random.default_rng(2).permutation(OF.id).tolist()
 ROW = {item: row for row, item in enumerate(OF.id.tolist())}
-# Commands of docs/stores-more.md need servers, and run nowhere.
-PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("stores", "serving-two-models")}
-PGVECTOR = "PostgreSQL with pgvector"
+# Commands of docs/stores-more.md but those of the third place need servers, and run nowhere.
+NAMES = ("stores", "stores-more", "serving-two-models")
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
+PGVECTOR, THIRD = "PostgreSQL with pgvector", "A third place"
 Answer = list[int]
 
 
@@ -46,6 +47,38 @@ def nearest(scores: NDArray[np.float64]) -> list[Answer]:
     order = np.argsort(scores, axis=1, kind="stable")[:, : K + 1]
     assert np.diff(np.take_along_axis(scores, order, axis=1), axis=1).min() > 1e-5
     return [OF.id[row[:K]].tolist() for row in order]
+
+
+# A map fitted on a part of the gallery; queries are embedded by the new model. LATE is inserted during the fill.
+MAP = np.linalg.lstsq(OF.old[:150].astype(np.float64), OF.new[:150].astype(np.float64), rcond=None)[0]
+MAPPED = cosines(ASKED.new, (OF.old @ MAP).astype(np.float32))
+LATE = int(OF.id.min())
+WITH_LATE_LAST = [*(item for item in ORDER if item != LATE), LATE]
+
+
+def mapped(vectors: Sequence[Sequence[float]]) -> list[list[float]]:
+    """items_backward.onnx."""
+    return (np.asarray(vectors) @ MAP).tolist()
+
+
+class Mapper:
+    """The same; something happens during the second batch. Breaks off after so many, as a process that is killed."""
+
+    def __init__(self, most: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.most, self.meanwhile, self.batches = most, meanwhile, 0
+
+    def __call__(self, vectors: Sequence[Sequence[float]]) -> list[list[float]]:
+        self.batches += 1
+        if self.batches == 2:
+            self.meanwhile()
+        if self.batches > self.most:
+            raise InterruptedError
+        return mapped(vectors)
+
+
+def served_mapped(done: Sequence[int]) -> list[Answer]:
+    """What old items in the map's vectors and new ones together answer to queries of the new model."""
+    return nearest(np.where(np.isin(OF.id, done), NEW, MAPPED))
 
 
 def served(done: Sequence[int], maps: tuple[ScoreMap, ScoreMap] | None = None) -> list[Answer]:
@@ -74,7 +107,7 @@ class Embedder:
         if not self.left:
             raise InterruptedError
         self.left -= len(ids)
-        return [OF.new[ROW[item]].tolist() for item in ids]
+        return [OF.new[ROW[int(item)]].tolist() for item in ids]
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +119,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 class Shop:
     """The table of the page, and its commands."""
 
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
+    def __init__(self, connection: Any, ids: str = "bigint", vectors: str = "vector") -> None:
+        self.connection, self.ids, self.vectors = connection, ids, vectors
         self.run("DROP TABLE IF EXISTS items, backfill_queue; CREATE EXTENSION IF NOT EXISTS vector")
-        self.run("CREATE TABLE items (id bigint PRIMARY KEY, embedding vector(16))")
+        self.run(f"CREATE TABLE items (id {ids} PRIMARY KEY, embedding {vectors}(16))")
         with connection.cursor().copy("COPY items FROM STDIN") as copy:
             for item, vector in zip(OF.id.tolist(), OF.old.tolist(), strict=True):
                 copy.write_row((item, str(vector)))
@@ -100,31 +133,35 @@ class Shop:
         for statement in filter(str.strip, statements.split(";")):
             self.connection.execute(statement)
 
-    def page(self, name: str) -> None:
-        self.run(block("stores", PGVECTOR, name))
+    def command(self, name: str) -> str:
+        """With the types of this table, as the page says."""
+        return block("stores", PGVECTOR, name).replace("id bigint", f"id {self.ids}").replace("vector", self.vectors)
 
-    def add(self) -> None:
+    def page(self, name: str) -> None:
+        self.run(self.command(name))
+
+    def add(self, order: Sequence[int] = ORDER) -> None:
         self.page("add")
         with self.connection.cursor().copy("COPY backfill_queue FROM STDIN CSV HEADER") as copy:
-            copy.write("id,rank,score\n" + "".join(f"{item},{rank},0.5\n" for rank, item in enumerate(ORDER)))
+            copy.write("id,rank,score\n" + "".join(f"{item},{rank},0.5\n" for rank, item in enumerate(order)))
 
-    def backfill(self, embed: Callable[[Sequence[int]], list[list[float]]]) -> None:
+    def backfill(self, embed: Callable[[Sequence[int]], list[list[float]]], **more: Any) -> None:
         scope: dict[str, Any] = {}
         exec(block("stores", PGVECTOR, "backfill"), scope)
         self.connection.autocommit = False
         try:
-            scope["backfill"](self.connection, embed, batch=15)
+            scope["backfill"](self.connection, embed, batch=15, **more)
         finally:
             self.connection.rollback()
             self.connection.autocommit = True
 
-    def answers(self, query: str, **more: Any) -> list[Answer]:
-        vectors = zip(ASKED.old.tolist(), ASKED.new.tolist(), strict=True)
-        given = [{"backward": str(old), "old": str(old), "forward": str(new), "k": K, **more} for old, new in vectors]
+    def answers(self, query: str, backward: NDArray[np.float32] = ASKED.old, **more: Any) -> list[Answer]:
+        asked = {"backward": backward, "old": ASKED.old, "forward": ASKED.new}
+        given = [{"k": K, **more, **{name: str(of[row].tolist()) for name, of in asked.items()}} for row in range(30)]
         return [[row[0] for row in self.connection.execute(query, values)] for values in given]
 
     def search(self) -> list[Answer]:
-        return self.answers(block("stores", PGVECTOR, "search"))
+        return self.answers(self.command("search"))
 
     def check(self) -> dict[str, int]:
         cursor = self.connection.execute(block("stores", PGVECTOR, "check"))
@@ -174,8 +211,86 @@ def test_pgvector_counts_what_cannot_come_back_and_keeps_what_others_wrote(shop:
     shop.run(f"INSERT INTO items VALUES (10001, NULL, '{mine}'), (10002, NULL, NULL)")
     shop.backfill(Embedder(1000))
     assert shop.check() == {"items": 201, "backward": 1, "forward": 200, "nowhere": 1, "forgotten": 1, "no_way_back": 2}
+    shop.page("forgotten")
+    assert shop.connection.execute("SELECT * FROM backfill_queue").fetchall() == [(10002, 1, None)]
+    shop.backfill(lambda ids: [mine for _ in ids])
+    assert shop.check() == {"items": 201, "backward": 0, "forward": 201, "nowhere": 0, "forgotten": 0, "no_way_back": 2}
     (kept,) = shop.connection.execute("SELECT forward::text FROM items WHERE id = %s", [ORDER[70]]).fetchone()
     assert np.fromstring(kept.strip("[]"), sep=",").tolist() == mine
+
+
+def test_pgvector_with_a_map_of_the_gallery(shop: Shop, address: str) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    shop.run(f"DELETE FROM items WHERE id = {LATE}")
+    shop.add(WITH_LATE_LAST[:-1])
+    shop.run(block("stores-more", THIRD, "add to PostgreSQL"))
+    search = shop.command("search").replace("embedding", "backward")
+    check = shop.command("check").replace("embedding IS NULL) AS nowhere", "backward IS NULL) AS nowhere")
+
+    def counts() -> tuple[int, ...]:
+        """backward, forward, nowhere, forgotten and no_way_back."""
+        return tuple(shop.connection.execute(check).fetchone()[1:])
+
+    def insert() -> None:
+        with psycopg.connect(address) as application:
+            application.execute("INSERT INTO items VALUES (%s, %s)", [LATE, str(OF.old[ROW[LATE]].tolist())])
+
+    scope: dict[str, Any] = {}
+    exec(block("stores-more", THIRD, "fill PostgreSQL"), scope)
+    assert counts() == (199, 0, 199, 0, 0)
+    with pytest.raises(InterruptedError):
+        scope["fill"](shop.connection, Mapper(3), batch=15)
+    assert counts() == (199, 0, 154, 0, 0), "three batches are kept"
+    scope["fill"](shop.connection, Mapper(100, insert), batch=15)
+    assert counts() == (200, 0, 0, 1, 0)
+    shop.run(block("stores-more", THIRD, "index PostgreSQL"))
+    shop.page("forgotten")
+    assert counts() == (200, 0, 0, 0, 0)
+    assert shop.answers(search, ASKED.new) == served_mapped([])
+    shop.backfill(Embedder(1000), until=60)
+    assert counts() == (140, 60, 0, 0, 0)
+    assert shop.answers(search, ASKED.new) == served_mapped(WITH_LATE_LAST[:60])
+    assert shop.answers(shop.command("back")) == nearest(OLD), "the way back, half-way"
+    shop.backfill(Embedder(1000))
+    assert counts() == (0, 200, 0, 0, 0)
+    assert shop.answers(search, ASKED.new) == nearest(NEW)
+    shop.page("drop")
+    shop.run("INSERT INTO items VALUES (10001, NULL)")  # id and forward: no other column is left
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_a_batch_is_claimed_until_it_is_stored(autocommit: bool, shop: Shop, address: str) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    shop.add()
+    free = []
+
+    def embed(ids: Sequence[int]) -> list[list[float]]:
+        with psycopg.connect(address) as other:
+            free.append(len(other.execute("SELECT id FROM backfill_queue FOR UPDATE SKIP LOCKED").fetchall()))
+        return Embedder(1000)(ids)
+
+    scope: dict[str, Any] = {}
+    exec(block("stores", PGVECTOR, "backfill"), scope)
+    shop.connection.autocommit = autocommit
+    scope["backfill"](shop.connection, embed, batch=50)
+    assert free == [150, 100, 50, 0]
+
+
+def test_pgvector_with_ids_of_text_and_half_precision(address: str) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    with psycopg.connect(address, autocommit=True) as connection:
+        shop = Shop(connection, "text", "halfvec")
+        shop.add()
+        shop.backfill(Embedder(1000), until=60)
+        pairs = zip(shop.search(), served(ORDER[:60]), strict=True)
+        both = [len(set(answer) & {str(item) for item in exact}) for answer, exact in pairs]
+        assert np.mean(both) > 0.95 * K
+        for vectors, most in (("vector", 2000), ("halfvec", 4000)):
+            shop.run(f"CREATE TEMP TABLE wide (a {vectors}({most}), b {vectors}({most + 1}))")
+            shop.run(f"CREATE INDEX ON wide USING hnsw (a {vectors}_cosine_ops)")
+            with pytest.raises(psycopg.Error, match=f"more than {most} dimensions"):
+                shop.run(f"CREATE INDEX ON wide USING hnsw (b {vectors}_cosine_ops)")
+            shop.run("DROP TABLE wide")
 
 
 def fitted(merge: str) -> tuple[ScoreMap, ScoreMap]:
@@ -287,6 +402,39 @@ def test_qdrant_counts_what_cannot_come_back_and_keeps_what_others_wrote(client:
     assert [point.vector["forward"] for point in kept] == [mine, mine]
 
 
+def test_qdrant_with_a_map_of_the_gallery(client: Any) -> None:
+    from qdrant_client import models
+
+    client.delete("items", [LATE])
+    page, late = of_qdrant(client), {"embedding": OF.old[ROW[LATE]].tolist()}
+    exec(block("stores-more", THIRD, "fill Qdrant"), page)
+
+    def insert() -> None:
+        client.upsert("items", [models.PointStruct(id=LATE, vector=late)])
+
+    def answers() -> list[Answer]:
+        return [[item for _, item in page["search"](client, new, new, K)] for new in ASKED.new.tolist()]
+
+    assert page["check"](client) == {"items": 199, "left": 199, "done": 0, "nowhere": 199, "no_way_back": 0}
+    with pytest.raises(InterruptedError):
+        page["fill"](client, Mapper(3), batch=15)
+    assert page["check"](client) == {"items": 199, "left": 199, "done": 0, "nowhere": 154, "no_way_back": 0}
+    page["fill"](client, Mapper(100, insert), batch=15)
+    (point,) = client.retrieve("items", [LATE], with_vectors=True)
+    assert np.linalg.norm(point.vector["embedding"]) == pytest.approx(1), "what maps are applied to"
+    assert page["check"](client) == {"items": 200, "left": 200, "done": 0, "nowhere": 0, "no_way_back": 0}
+    assert answers() == served_mapped([])
+    order = WITH_LATE_LAST[:-1]
+    page["backfill"](client, order[:60], Embedder(1000), batch=15)
+    assert answers() == served_mapped(WITH_LATE_LAST[:60])
+    page["backfill"](client, order, Embedder(1000), batch=15)
+    assert page["check"](client) == {"items": 200, "left": 1, "done": 199, "nowhere": 0, "no_way_back": 0}
+    forgotten = [point.id for point in client.scroll("items", page["LEFT"])[0]]
+    page["backfill"](client, forgotten, Embedder(1000))
+    assert answers() == nearest(NEW)
+    assert [[p.id for p in page["back"](client, old, K)] for old in ASKED.old.tolist()] == nearest(OLD)
+
+
 @pytest.mark.parametrize("merge", ["zscore", "logistic"])
 def test_straight_score_maps_in_a_formula_of_qdrant(merge: str, client: Any) -> None:
     page, maps = of_qdrant(client), fitted(merge)
@@ -335,5 +483,5 @@ def test_what_stores_return_is_converted(distance: str, shop: Shop) -> None:
 
 
 def test_pages_are_short() -> None:
-    for name in (*PAGES, "stores-more"):
-        assert len((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8").split()) <= 1700, name
+    for name, page in PAGES.items():
+        assert len(page.split()) <= 1750, name
