@@ -29,7 +29,7 @@ _LISTS = {"positives": "gallery ids", "ignored": "gallery ids", "grades": "numbe
 
 
 def write_folder(
-    path: str | Path, gallery: Columns, queries: Columns | None = None, train: Columns | None = None,
+    path: str | Path, gallery: Columns, queries: Columns | None = None, train: Columns | None = None, *,
     models: Mapping[str, str] | None = None,
 ) -> Path:  # fmt: skip
     """Write embeddings of two models as a folder that ``simulate`` and ``read_folder`` take.

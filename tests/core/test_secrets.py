@@ -216,7 +216,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         signal = np.random.default_rng(1).normal(size=(6, 8))[np.arange(rows) % 6]
         splits[split] = {"old": signal[:, :4] + rng.normal(size=(rows, 4)), "new": signal + rng.normal(size=(rows, 8))}
         splits[split] |= {"id": np.arange(rows), "label": np.arange(rows) % 6}
-    rb.write_folder(folder / "data", **splits)
+    rb.write_folder(folder / "data", splits["gallery"], splits["queries"], splits["train"])
     clicks = [(query, item) for query in range(30) for item in range(query % 6, 120, 6)]
     pd.DataFrame(clicks, columns=["query", "item"]).to_parquet(folder / "clicks.parquet")
     return folder / "data"

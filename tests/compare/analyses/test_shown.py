@@ -173,7 +173,7 @@ def test_pictures_of_a_recipe_are_shown_with_an_example_of_each_kind(tmp_path: P
         old = rng.normal(size=(len(items), 8)) + np.eye(12)[items.labels_N][:, :8]
         vectors = {"old": old, "new": old + rng.normal(size=old.shape)}
         splits[split] = vectors | {"id": items.ids_N, "label": items.labels_N}
-    data = rb.write_folder(tmp_path / "data", **splits)
+    data = rb.write_folder(tmp_path / "data", splits["gallery"], splits["queries"])
     how = replace(EVALUATION, orders=("random",))
     out = evaluate_folder(
         data, how, FitSettings(), Context(tmp_path / "out"), pictures=partial(pictures, settings)
