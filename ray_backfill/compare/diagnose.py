@@ -1,6 +1,6 @@
 """Examines a folder of embeddings before anything runs on it, or a store: what it holds, what is wrong, what can run.
 
-Functions examine, another one prints what was found.
+``diagnose`` and ``diagnose_store`` examine, and ``print_diagnosis`` prints what they found.
 """
 
 import shlex
@@ -153,9 +153,9 @@ def _embedded_again(where: str, scan: SplitScan, texts: Mapping[int, str], model
     cosines = (unit * normalise(column.sample[chosen])).sum(axis=1)
     others = rows[cosines < 1 - max(_LEAST, 10 * noise)]
     if not len(others):
-        chances = (f"{1 - (1 - share) ** len(rows):.0%} if {share:.3g} of all are" for share in (0.001, 0.01, 0.1))
+        chances = (f"{1 - (1 - share) ** len(rows):.0%} if they are {share:.1%}" for share in (0.001, 0.01, 0.1))
         return Finding("note", where, f"{len(rows):,} texts, embedded again by {model.spec}, give the stored vectors; "
-                       f"one of another model would be among so many with {', '.join(chances)}")  # fmt: skip
+                       f"so many meet a row of another model with a chance of {', '.join(chances)} of all")  # fmt: skip
     what = f"{len(others):,} of {len(rows):,} vectors are not what {model.spec} gives"
     if 2 * len(others) > len(rows):
         return Finding("error", where, f"{what}; the median cosine is {np.median(cosines):.3f}",

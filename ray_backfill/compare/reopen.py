@@ -46,14 +46,8 @@ def reopened(finished: ResultsData, results: Path, variant: Variant) -> Comparis
     how = Evaluation(**recorded)
     if any(word.startswith("python:") for word in how.truth):  # only a command line may name code to run
         raise InputError(f"{how.truth[-1]} is not called again for right answers; make a table of them, and {AGAIN}")
-    path = next(
-        (
-            p
-            for p in (run / "cleaned", data, run / data.name, run.parent / data.name)
-            if (p / "gallery.parquet").exists()
-        ),
-        None,
-    )
+    places = run / "cleaned", data, run / data.name, run.parent / data.name
+    path = next((place for place in places if (place / "gallery.parquet").exists()), None)
     if path is None:
         raise InputError(f"the embeddings of this run are not in {data} any more; put them back, or a link to them")
     named = replace(how.named, methods=tuple(find_methods(how.methods)))

@@ -132,9 +132,10 @@ def _write(to: Path, comparison: Comparison, method: Method, finished: ResultsDa
     write_json(to / "service.json", service)
     write_json(to / "check.json", {"export": mark} | check)
     write_whole(to / "check.py", lambda temporary: temporary.write_bytes((_HERE / "check.py").read_bytes()))
-    write_whole(to / "README.md", lambda temporary: temporary.write_text(_readme(service, method, merge, finished)))
+    readme = _readme(service, method, merge, finished)
+    write_whole(to / "README.md", lambda temporary: temporary.write_text(readme, encoding="utf-8"))
     sums = _sums(to)
-    write_whole(to / "SHA256SUMS", lambda temporary: temporary.write_text(sums))
+    write_whole(to / "SHA256SUMS", lambda temporary: temporary.write_text(sums, encoding="utf-8"))
 
 
 def _sums(folder: Path) -> str:

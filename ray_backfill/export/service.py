@@ -9,6 +9,7 @@ from ray_backfill.core import __version__
 from ray_backfill.engine.merges import Merge, ScoreMap
 from ray_backfill.learn.expressions import Stored, macs_of, stored_models, to_json
 from ray_backfill.learn.methods import Method, OnlyBackfilled
+from ray_backfill.learn.sides import SIDES
 
 SCHEMA = 1
 
@@ -18,9 +19,9 @@ def why_not(method: Method) -> str:
     if method.recalls:
         return f"it embeds {method.recalls} items for every query, which no file can do for a service"
     if method.is_reference:
-        return "it serves one model at a time: build the new index beside the old one, and switch"
+        return "it serves one model at a time; build the new index beside the old one, and switch"
     if isinstance(method.policy, OnlyBackfilled):
-        return "it shows what is backfilled and nothing else: search the new index alone"
+        return "it shows what is backfilled and nothing else; search the new index alone"
     return ""
 
 
@@ -37,7 +38,7 @@ def describe(
     write = {"embed": new_inputs, "inputs": new_inputs, "partition": "new", "vector": "forward"}
     scores = {
         name: None if score_map is None else _knots(score_map)
-        for name, score_map in (("backward", merge.backward), ("forward", merge.forward))
+        for name, score_map in zip(SIDES, (merge.backward, merge.forward), strict=True)
     }
     sides = {
         name: {
@@ -46,7 +47,7 @@ def describe(
             "query_macs": macs_of(network, side.query),
             "item_macs": macs_of(network, side.gallery),
         }
-        for name, side in zip(("backward", "forward"), method.sides, strict=True)
+        for name, side in zip(SIDES, method.sides, strict=True)
     }
     return {
         "schema": SCHEMA,

@@ -206,6 +206,16 @@ def changed(run: Path, tmp_path: Path, what: str) -> Path:
     return copied / "run"
 
 
+def test_a_run_and_its_data_can_be_moved_together(run: Path, export: Path, tmp_path: Path) -> None:
+    shutil.copytree(run.parent, tmp_path / "moved")
+    manifest = tmp_path / "moved" / "run" / "results" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(str(run.parent), str(tmp_path / "gone")))
+    again = rb.export(
+        manifest.parents[1], tmp_path / "to", method="ridge_gallery", merge="csls", order="class_mean_distance"
+    )
+    assert (again / "order.csv").read_text() == (export / "order.csv").read_text()
+
+
 @pytest.mark.parametrize(
     ("what", "said"),
     [

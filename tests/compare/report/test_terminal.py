@@ -6,7 +6,7 @@ import pytest
 
 from ray_backfill.compare.report import print_table, read_results
 from ray_backfill.compare.report.terminal import overview
-from ray_backfill.compare.report.verdict import next_command, verdict
+from ray_backfill.compare.report.verdict import export_command, next_command, verdict
 from tests.compare.report import folder as folders
 from tests.compare.report.folder import METHODS, many_methods, write_results
 
@@ -110,6 +110,16 @@ def test_the_reason_stands_before_dozens_of_names(tmp_path: Path) -> None:
 def test_the_next_command_has_the_users_own_arguments(tmp_path: Path, given: str, then: str) -> None:
     results = read_results(write_results(tmp_path, command=f"ray-backfill {given}"))
     assert next_command(results) == f"ray-backfill {then}" * bool(then)
+
+
+def test_the_export_of_the_advised_method_is_named_if_the_decision_is_go(tmp_path: Path) -> None:
+    folder = write_results(tmp_path / "run" / "results", command="ray-backfill simulate --data shop")
+    run = tmp_path / "run"
+    words = f"ray-backfill export {run} --method rm --merge raw --order score --to {run}/upgrade"
+    assert export_command(read_results(folder), folder) == words
+    assert f"to serve it: {words}" in " ".join(printed(folder).split())
+    alone = write_results(tmp_path / "oracle", orders=("oracle_loss",))
+    assert "to serve it" not in printed(alone), "nobody has this order before the backfill"
 
 
 def test_what_no_drill_can_run_is_no_next_command(tmp_path: Path) -> None:
