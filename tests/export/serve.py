@@ -61,6 +61,10 @@ def served(folder: str, data: dict[str, np.ndarray], shares: list[float], k: int
 
         phase = "after" if share == 1 else "during"
         models = service[phase]["query"]["embed"]
+        graphs: object = names["graphs"]
+        assert isinstance(graphs, dict)
+        searched = service[phase]["query"]["search"].values()
+        assert {of.name for side in searched for of in graphs[side].get_inputs()} == set(models), "all, and no more"
         queries = range(len(data[f"query/{models[0]}"]))
         of_query = ({model: data[f"query/{model}"][[row]] for model in models} for row in queries)
         answers.append([answer(embeddings, search, k, phase) for embeddings in of_query])
