@@ -234,7 +234,12 @@ def _of_split(name: str, scan: SplitScan) -> Iterator[Finding]:
 
 def _of_ids(where: str, scan: SplitScan) -> Iterator[Finding]:
     if scan.ids is not None and (repeated := len(scan.ids) - len(np.unique(scan.ids))):
-        yield Finding("error", where, f"{repeated:,} duplicate ids", "--drop-broken keeps the first of each")
+        yield Finding(
+            "error",
+            where,
+            f"{repeated:,} duplicate ids",
+            "import and simulate keep the first of each with --drop-broken",
+        )
 
 
 def _of_vectors(where: str, column: VectorColumn, ids: NDArray[Any] | None) -> Iterator[Finding]:
@@ -245,7 +250,7 @@ def _of_vectors(where: str, column: VectorColumn, ids: NDArray[Any] | None) -> I
             more = "; cosine distance refuses them" if problem == ZERO else ""
             yield Finding(
                 level, where, f"{len(rows):,} rows have {words}, the first is row {rows[0]:,}{more}",
-                "--drop-broken leaves them out",
+                "embed them again; import and simulate leave them out with --drop-broken",
             )  # fmt: skip
     hashes = column.hashes[column.problems == FINE]
     if not len(hashes):
