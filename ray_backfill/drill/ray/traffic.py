@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import dropwhile
@@ -55,7 +55,6 @@ class TrafficActor:
         schedule. Raises the error of a query that failed other than by its deadline.
         """
         self.zero, settings = zero, self.job.settings
-        await self.warm_up(settings.deadline_s)  # of an incarnation that replaces another one
         started, writer = time.time(), asyncio.create_task(self._write_regularly())
         began, warm_until = since or started, started + settings.warm_up_s
         pending: set[asyncio.Task[None]] = set()
@@ -142,9 +141,9 @@ class Traffic:
         self.actors = [self._made(sender, self.make) for sender in self.senders]
         self.running: list[Any] = []
 
-    def wait_until_ready(self) -> None:
-        """Returns when all actors can send at once."""
-        answers_of([actor.warm_up.remote(_WARM_UP_S) for actor in self.actors])
+    def wait_until_ready(self, actors: Sequence[ActorHandle] = ()) -> None:
+        """Returns when these actors can send at once, or all."""
+        answers_of([actor.warm_up.remote(_WARM_UP_S) for actor in actors or self.actors])
 
     def start(self, zero: float) -> None:
         """Start sending, until ``stop``. zero: ``time.time`` when the drill began."""
@@ -155,7 +154,8 @@ class Traffic:
         """Let the traffic run without backfill, if there is any."""
         until = time.monotonic() + seconds
         while self.actors and (left := until - time.monotonic()) > 0:
-            self.look_after()
+            if self.look_after():
+                until = time.monotonic() + seconds  # nobody asked meanwhile
             time.sleep(min(left, _REST_S))
 
     def recent_ms(self, seconds: float) -> list[float]:
@@ -166,9 +166,13 @@ class Traffic:
                 latencies_ms += answer_of(actor.recent.remote(seconds))
         return latencies_ms
 
-    def look_after(self) -> None:
-        """Replace actors that died. Raises the error that stopped an actor, if any."""
-        for call in ended(self.running):
+    def look_after(self) -> bool:
+        """Replace actors that died, and wait until they can send. Raises the error that stopped an actor, if any.
+
+        Returns whether there was one.
+        """
+        ended_calls = ended(self.running)
+        for call in ended_calls:
             with suppress(ray.exceptions.RayActorError):
                 answer_of(call)
             i = self.running.index(call)
@@ -178,7 +182,10 @@ class Traffic:
             # Ray might still count the dead node; the driver's is alive.
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
             self.actors[i] = self._made(sender, self.make.options(scheduling_strategy=here))
+            with suppress(ray.exceptions.RayActorError):  # it is replaced at the next look
+                self.wait_until_ready([self.actors[i]])
             self.running[i] = self.actors[i].run.remote(self.zero, self.since)
+        return bool(ended_calls)
 
     def stop(self) -> None:
         """Stop sending; returns when every request is answered or timed out, and all events are on disk."""
