@@ -23,6 +23,7 @@ COMMANDS = {
     "simulate": "backfills",
     "drill": "backfills",
     "report": "reports",
+    "plan": "plans",
     "export": "exports",
     "fit": "stages",
     "embed": "stages",

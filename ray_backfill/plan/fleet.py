@@ -1,0 +1,330 @@
+"""What a user says about the service and the machines: ``fleet.yaml``, read strictly. It has no guessed values.
+
+Times are local times of the fleet, without a time zone. Money is in dollars.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import date, datetime, time
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ray_backfill.core.errors import InputError, unknown_name
+
+_NAN = math.nan
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+# Numbers that must be greater than 0; all others must not be negative.
+_POSITIVE = {
+    *("items", "number", "items_per_s", "limit_items_per_s", "tokens_per_item", "characters_per_item", "share"),
+    *("tokens_per_minute", "requests_per_minute", "items_per_request", "max_wait_hours", "tokens_per_day"),
+}
+
+
+@dataclass(frozen=True)
+class WorkersSettings:
+    """Workers of one kind that embed side by side."""
+
+    number: float
+    """How many."""
+    name: str = "workers"
+    """What to call them."""
+    items_per_s: float = _NAN
+    """Items per second of one worker; by default that of the slowest stage of ``rates``."""
+    uncertainty: float = _NAN
+    """Relative standard deviation of their rate; by default that of the measured windows."""
+    dollars_per_hour: float = _NAN
+    """Of one worker, while it is held."""
+    start_minutes: float = 0.0
+    """Minutes from a request for a worker to its first item."""
+    spot: Path | None = None
+    """Spot instances: a file, or a folder of files, with the number of available instances over time, as in the
+    SkyPilot project's traces: {"metadata": {"gap_seconds": 300}, "data": [8, 8, 0, ...]}."""
+
+
+@dataclass(frozen=True)
+class ProviderSettings:
+    """A service that embeds for money."""
+
+    model: str = ""
+    """Name in the table of prices."""
+    dollars_per_million_tokens: float = _NAN
+    """Price; by default that of the table, unless it is older than 180 days."""
+    batch: bool = False
+    """By its batch interface, at the discount of the table."""
+    tokens_per_item: float = _NAN
+    """Tokens of an item; by default measured."""
+    tokens_per_query: float = _NAN
+    """Tokens of a query."""
+    tokens_per_minute: float = math.inf
+    """Limits of the account."""
+    tokens_per_day: float = math.inf
+    requests_per_minute: float = math.inf
+    items_per_request: float = 1.0
+
+
+@dataclass(frozen=True)
+class BudgetSettings:
+    """What the backfill may use."""
+
+    dollars: float = math.inf
+    """In all, for embedding."""
+    dollars_per_day: float = math.inf
+    """The backfill pauses until midnight when a day has cost that much."""
+    items: float = 1.0
+    """Share of the items that is embedded."""
+
+
+@dataclass(frozen=True)
+class IndexSettings:
+    """The index of the new vectors."""
+
+    kind: str = ""
+    """A kind that ``rates`` has build times of, such as pgvector-hnsw."""
+    build_hours: float = _NAN
+    """Hours to build it over all items; by default extrapolated from ``rates``."""
+    dollars_per_hour: float = _NAN
+    """Of the machine that builds it."""
+    bytes_per_item: float = _NAN
+    """Memory of an item: its vector and its place in the index."""
+    dollars_per_gb_month: float = _NAN
+    """Of that memory, for 10^9 bytes and 30 days."""
+
+
+@dataclass(frozen=True)
+class TrafficSettings:
+    """The queries of the service."""
+
+    queries_per_day: float = _NAN
+    """Queries per day."""
+    dollars_per_million_queries: float = _NAN
+    """To embed them by the new model; by default the price of the provider."""
+    log: Path | None = None
+    """Parquet or CSV file with a column ``time``: the hours of the week that count most, and queries per day."""
+
+
+@dataclass(frozen=True)
+class FleetSettings:
+    """A fleet, the service and what the user wants of both. What is not given is unknown."""
+
+    items: float = _NAN
+    """Items of the gallery to backfill; by default those of the results."""
+    inserted_per_day: float = 0.0
+    """Items that arrive while the backfill runs. The new model embeds them first."""
+    start: datetime | None = None
+    """When the backfill begins; by default the next full hour."""
+    old_model_ends: datetime | None = None
+    """After that the old model embeds no query."""
+    rates: Path | None = None
+    """rates.json of ``ray-backfill measure``."""
+    workers: tuple[WorkersSettings, ...] = ()
+    provider: ProviderSettings | None = None
+    share: float = 1.0
+    """Share of their time that workers may embed, for the sake of the service."""
+    limit_items_per_s: float = math.inf
+    """Limit of the backfill as a whole."""
+    hours: str = "00:00-24:00"
+    """Hours of the day at which the backfill may run, such as 22:00-06:00."""
+    days: tuple[str, ...] = _DAYS
+    """Days of the week on which these hours begin."""
+    pauses: tuple[str, ...] = ()
+    """Maintenance: "2026-12-24 00:00 to 2026-12-27 00:00"."""
+    budget: BudgetSettings = field(default_factory=BudgetSettings)
+    index: IndexSettings = field(default_factory=IndexSettings)
+    traffic: TrafficSettings = field(default_factory=TrafficSettings)
+    tenants: bool = False
+    """Whether each query searches the items of one tenant only, so that tenants can switch one by one."""
+    value_per_point_day: float = _NAN
+    """Dollars that one percentage point more of the metric is worth for one day."""
+    setup_dollars: float = 0.0
+    """What it costs to build and run the merge, beyond machines."""
+    max_wait_hours: float = 24.0
+    """A backfill that is finished within so many hours is not worth a merge."""
+
+
+def read_fleet(file: Path) -> FleetSettings:
+    """Read and check fleet.yaml. Paths in it are relative to its folder.
+
+    Raises:
+        InputError: The file cannot be read, has an unknown key, or a value is impossible.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--fleet {file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        at = f", line {place.line + 1}" if place else ""
+        raise InputError(f"{file}{at} is not YAML: {getattr(error, 'problem', None) or error}") from error
+    fleet: FleetSettings = _read(FleetSettings, {} if content is None else content, "", file)
+    check_fleet(fleet)
+    return fleet
+
+
+def check_fleet(fleet: FleetSettings) -> None:
+    """Raises InputError where values contradict each other."""
+    names = [group.name for group in fleet.workers]
+    if len({*names}) < len(names):
+        raise InputError(f"two groups of workers are called {max(names, key=names.count)}; give each its own name")
+    if fleet.workers and fleet.provider:
+        raise InputError("give workers or a provider, not both: one of them embeds the items")
+    if fleet.provider and not fleet.provider.model and math.isnan(fleet.provider.dollars_per_million_tokens):
+        raise InputError("provider: give its model, or dollars_per_million_tokens")
+    for name, value in (("share", fleet.share), ("budget.items", fleet.budget.items)):
+        if not 0 < value <= 1:
+            raise InputError(f"{name} is a share above 0 and up to 1, not {value:g}")
+    if fleet.old_model_ends and fleet.start and fleet.old_model_ends <= fleet.start:
+        raise InputError(f"old_model_ends {fleet.old_model_ends} is not after the start {fleet.start}")
+    if unknown := [day for day in fleet.days if day not in _DAYS]:
+        raise unknown_name("day", unknown[0], _DAYS)
+    open_minutes(fleet)
+    pauses_of(fleet)
+
+
+def _read(kind: Any, content: Any, where: str, file: Path) -> Any:
+    """A dataclass of the settings from a mapping. where: its place in the file, for messages."""
+    if not isinstance(content, Mapping):
+        raise InputError(f"{file}: {where or 'the file'} must hold keys and values, not {content!r}")
+    hints, known = get_type_hints(kind), [setting.name for setting in fields(kind)]
+    values = {}
+    for key, value in content.items():
+        if key not in known:
+            raise InputError(f"{file}: {unknown_name(f'key of {where}' if where else 'key', str(key), known)}")
+        values[key] = _value(hints[key], value, f"{where}.{key}" if where else key, file)
+    if kind is WorkersSettings and "number" not in values:
+        raise InputError(f"{file}: {where} lacks number, how many workers there are")
+    return kind(**values)
+
+
+def _value(hint: Any, value: Any, where: str, file: Path) -> Any:
+    choices = [inner for inner in get_args(hint) if inner is not type(None)]
+    if get_origin(hint) is tuple:
+        values = value if isinstance(value, list) else [value]
+        return tuple(_value(choices[0], one, f"{where}[{place}]", file) for place, one in enumerate(values))
+    kind = choices[0] if choices else hint
+    if is_dataclass(kind):
+        return _read(kind, value, where, file)
+    if kind is datetime:
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:
+                raise InputError(f"{file}: {where} is a date such as 2026-12-01 08:00, not {value!r}") from None
+        if isinstance(value, date) and not isinstance(value, datetime):
+            value = datetime.combine(value, time())
+        if not isinstance(value, datetime) or value.tzinfo:
+            raise InputError(f"{file}: {where} is a local time without a zone such as 2026-12-01 08:00, not {value!r}")
+        return value
+    if kind is Path:
+        path = file.parent / str(value)
+        if not path.exists():
+            raise InputError(f"{file}: {where}: there is no {path}")
+        return path
+    if kind is float:
+        try:
+            number = float(str(value).replace("_", "")) if not isinstance(value, bool) else _NAN
+        except ValueError:
+            number = _NAN
+        is_positive = where.split(".")[-1] in _POSITIVE
+        if not (number > 0 if is_positive else number >= 0) or math.isinf(number):
+            least = "greater than 0" if is_positive else "0 or more"
+            raise InputError(f"{file}: {where} must be a number {least}, not {value!r}")
+        return number
+    if not isinstance(value, kind):
+        words = {str: "a text", bool: "true or false"}
+        raise InputError(f"{file}: {where} must be {words[kind]}, not {value!r}")
+    return value
+
+
+def open_minutes(fleet: FleetSettings) -> NDArray[np.bool_]:
+    """(10080,) the minutes of a week from Monday on at which the backfill may run. Raises InputError for its hours."""
+    try:
+        first, last = (
+            60 * int(hour) + int(minute)
+            for hour, minute in (word.strip().split(":") for word in fleet.hours.split("-"))
+        )
+    except ValueError:
+        raise InputError(f"hours are written as 22:00-06:00, not {fleet.hours!r}") from None
+    if not (0 <= first < 1440 and 0 <= last <= 1440) or first == last:
+        raise InputError(f"hours {fleet.hours} hold no time of a day; write them as 22:00-06:00")
+    length, is_open = (last - first) % 1440 or 1440, np.zeros(7 * 1440, np.bool_)
+    for day in fleet.days:
+        begin = 1440 * _DAYS.index(day) + first
+        is_open[np.arange(begin, begin + length) % len(is_open)] = True
+    return is_open
+
+
+def pauses_of(fleet: FleetSettings) -> list[tuple[datetime, datetime]]:
+    """Begin and end of each pause. Raises InputError for others."""
+    pauses = []
+    for text in fleet.pauses:
+        try:
+            begin, end = (datetime.fromisoformat(word.strip()) for word in text.split(" to "))
+        except ValueError:
+            raise InputError(f"a pause is written as 2026-12-24 00:00 to 2026-12-27 00:00, not {text!r}") from None
+        if end <= begin:
+            raise InputError(f"the pause {text} ends before it begins")
+        pauses.append((begin, end))
+    return pauses
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Available spot instances over time. available: (T,) counts, one for each ``gap_s`` seconds."""
+
+    name: str
+    gap_s: float
+    available: NDArray[np.float64]
+
+
+@cache
+def read_traces(path: Path) -> list[Trace]:
+    """The traces of a file, or of all files below a folder. Raises InputError for anything else."""
+    files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
+    traces = []
+    for file in files:
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            trace = Trace(file.stem, float(content["metadata"]["gap_seconds"]), np.array(content["data"], np.float64))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{file} is no spot trace (metadata.gap_seconds and data): {error!r}") from error
+        if not (trace.gap_s > 0 and trace.available.ndim == 1 and trace.available.max(initial=0) > 0):
+            raise InputError(f"{file} is no spot trace: no instance is ever available in it")
+        if not (np.isfinite(trace.available) & (trace.available >= 0)).all():
+            raise InputError(f"{file} is no spot trace: numbers of instances are not negative")
+        traces.append(trace)
+    if not traces:
+        raise InputError(f"{path} holds no spot traces (*.json)")
+    return traces
+
+
+def traffic_of(file: Path) -> tuple[NDArray[np.float64], float]:
+    """From a log of queries: (168,) the share of each hour of the week from Monday on, and queries per day.
+
+    Raises InputError if it cannot be read or covers less than a day.
+    """
+    try:
+        table = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file)
+        times = pd.to_datetime(table["time"]).dropna()
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{file} is no log of queries with a column time: {error}") from error
+    days = (times.max() - times.min()).total_seconds() / 86400 if len(times) else 0.0
+    if days < 1:
+        raise InputError(f"{file} covers less than a day; give a longer log, or traffic.queries_per_day")
+    hour = times.dt.dayofweek * 24 + times.dt.hour
+    counted = np.bincount(hour, minlength=168).astype(np.float64)
+    # A log that does not hold whole weeks has some hours more often than others.
+    begin = times.min().floor("h")
+    covered = pd.date_range(begin, times.max(), freq="h")
+    often = np.bincount(covered.dayofweek * 24 + covered.hour, minlength=168)
+    per_hour = np.where(often > 0, counted / np.maximum(often, 1), np.nan)
+    per_hour = np.where(np.isnan(per_hour), np.nanmean(per_hour), per_hour)
+    return per_hour / per_hour.sum(), len(times) / days

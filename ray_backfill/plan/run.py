@@ -1,0 +1,169 @@
+"""Makes the plan of an upgrade: from finished results and a fleet to a folder of tables and a page."""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ray_backfill.core import __version__
+from ray_backfill.core.errors import InputError, unknown_name
+from ray_backfill.core.outcome import json_value
+from ray_backfill.core.progress import step
+from ray_backfill.core.schema import frame, write_table
+from ray_backfill.core.stages import replaced_whole, write_json
+from ray_backfill.export.service import why_not
+from ray_backfill.learn.methods import find_methods
+from ray_backfill.plan.assumptions import Assumptions, Quantity, assume
+from ray_backfill.plan.evidence import Evidence, read_evidence
+from ray_backfill.plan.fleet import FleetSettings, read_fleet
+from ray_backfill.plan.options import NOTHING, SWITCH, Options, dominated, find_options, quantiles
+from ray_backfill.plan.report import write_plan_report
+from ray_backfill.plan.sentences import answers
+from ray_backfill.plan.tables import TABLES, AssumptionRow, DollarRow, FlipRow, HourRow, OptionRow, WhatIfRow
+from ray_backfill.plan.verdict import Judged, Verdict, find_deadline, find_flips, judge
+
+FORMAT = 1
+
+
+def plan_upgrade(
+    results: Path, fleet_file: Path | None, out: Path | None = None, what_if: Sequence[str] = (), command: str = "",
+    runs: int = 1000,
+) -> Path:  # fmt: skip
+    """Plan an upgrade; returns the folder of the plan, by default RUN/plan.
+
+    results: folder that ``simulate`` or ``forecast`` wrote. fleet_file: fleet.yaml; None: hours are unknown.
+    what_if: such as "workers.number=8,16,32": plans with other values of an assumption. Cost: seconds; searching what
+    changes the verdict takes most of it.
+
+    Raises:
+        InputError: Results are missing or have no interval, the fleet is malformed, or an assumption has no such name.
+    """
+    evidence = read_evidence(results)
+    fleet = read_fleet(fleet_file) if fleet_file else FleetSettings()
+    now = datetime.now().replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+    start = fleet.start or now
+    if fleet.old_model_ends and fleet.old_model_ends <= start:
+        raise InputError(
+            f"old_model_ends {fleet.old_model_ends} is in the past; give the date after which it answers no more"
+        )
+    known = assume(evidence, fleet, now.date())
+    changes = list(_changes(known, fleet, what_if))
+    with step("plan"):
+        options = find_options(evidence, known, fleet, start, runs)
+        judged = judge(evidence, known, options)
+        deadline = find_deadline(known, fleet, start, known["index.build_hours"].value)
+    rests_on_fleet = judged.verdict in (Verdict.SWITCH, Verdict.ONLINE) or (judged.choice and options.backfill.is_known)
+    flips = find_flips(evidence, known, fleet, start) if rests_on_fleet else []
+    tables: Mapping[str, Sequence[Any]] = {
+        "assumptions": [
+            AssumptionRow(**asdict(quantity) | {"origin": quantity.origin.value}) for quantity in known.values()
+        ],
+        "options": _option_rows(options),
+        "dollars": [
+            DollarRow(choice.name, part, *quantiles(amounts))
+            for choice in options.choices
+            for part, amounts in choice.dollars.items()
+        ],
+        "hours": _hour_rows(evidence, options),
+        "flips": [FlipRow(**asdict(flip) | {"verdict": flip.verdict.value}) for flip in flips],
+        "what_if": [_what_if(evidence, {**known, name: value}, fleet, start, name, value) for name, value in changes],
+    }
+    out = out or results / "plan"
+    facts = {
+        "stage": "plan", "format": FORMAT, "version": __version__, "command": command,
+        "verdict": judged.verdict.name, "sentence": judged.sentence, "inequality": judged.inequality,
+        "decision": judged.verdict.decision.value, "chosen": judged.choice.name if judged.choice else "",
+        "metric": evidence.metric, "old": evidence.old, "new": evidence.new, "step": list(evidence.step),
+        "basis": evidence.basis, "start": start.isoformat(sep=" "), "slowest": options.backfill.slowest,
+        "answers": answers(evidence, known, fleet, start, options, judged, deadline),
+        "next": _commands(evidence, results, judged),
+    }  # fmt: skip
+    with replaced_whole(
+        out, (*(f"{name}.parquet" for name in TABLES), "manifest.json", "curves.png", "report.html", "plan.md")
+    ) as half:
+        for name, kind in TABLES.items():
+            write_table(half / f"{name}.parquet", frame(kind, list(tables[name])))
+        write_json(half / "manifest.json", dict(json_value(facts)))
+    write_plan_report(out)
+    return out
+
+
+def _option_rows(options: Options) -> list[OptionRow]:
+    worse, rows = dominated(options), []
+    for choice in options.choices:
+        curve = choice.curve
+        row = OptionRow(
+            choice.policy, choice.name, *((curve.method, curve.order, curve.merge) if curve else ("", "", "")),
+            *quantiles(choice.finish), *quantiles(choice.total), *quantiles(choice.extra_dollars),
+            *quantiles(choice.point_days), choice.memory_gb, choice.needs_old, worse.get(choice.name, ""),
+        )  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+def _hour_rows(evidence: Evidence, options: Options) -> list[HourRow]:
+    """Of the switch, and of every merge."""
+    rows = []
+    for choice in options.choices:
+        if choice.policy == NOTHING or (choice.curve is None and choice.policy != SWITCH) or not len(options.hours):
+            continue
+        quality = np.quantile(evidence.old + choice.lead, (0.1, 0.5, 0.9), axis=0)
+        rows += [
+            HourRow(choice.name, float(hour), *map(float, three))
+            for hour, three in zip(options.hours, quality.T, strict=True)
+        ]
+    return rows
+
+
+def _changes(known: Assumptions, fleet: FleetSettings, what_if: Sequence[str]) -> "list[tuple[str, Quantity]]":
+    """The assumptions of --what-if, each with a value."""
+    changes = []
+    for text in what_if:
+        name, sign, values = text.partition("=")
+        if name in ("gpus", "workers") and len(fleet.workers) == 1:
+            name = f"{fleet.workers[0].name}.number"
+        if not sign or name not in known:
+            raise unknown_name("assumption of --what-if", name, known)
+        for value in values.split(","):
+            try:
+                number = float(value)
+            except ValueError:
+                number = math.nan
+            if not number >= 0:
+                raise InputError(f"--what-if {text}: {value!r} is not a number of 0 or more")
+            changes.append((name, replace(known[name], value=number, source="--what-if")))
+    return changes
+
+
+def _what_if(
+    evidence: Evidence, known: Assumptions, fleet: FleetSettings, start: datetime, name: str, changed: Quantity
+) -> WhatIfRow:
+    options = find_options(evidence, known, fleet, start, 300)
+    judged, switch = judge(evidence, known, options), options.of(SWITCH)
+    won = judged.choice.point_days - switch.point_days if judged.choice else np.full(1, math.nan)
+    dollars = quantiles(switch.total)[1]
+    return WhatIfRow(
+        name,
+        changed.value,
+        *quantiles(switch.finish),
+        dollars,
+        quantiles(won)[1],
+        judged.verdict.value,
+        judged.sentence,
+    )
+
+
+def _commands(evidence: Evidence, results: Path, judged: Judged) -> list[str]:
+    """What to type next."""
+    if judged.choice is None or judged.choice.curve is None or evidence.more != "queries":
+        return []
+    curve = judged.choice.curve
+    if why_not(find_methods((curve.method,))[0]) or judged.verdict in (Verdict.STOP, Verdict.EXPAND, Verdict.SWITCH):
+        return []
+    words = ["--method", curve.method, "--merge", curve.merge, "--order", curve.order, "--to", str(results / "upgrade")]
+    return [shlex.join(["ray-backfill", "export", str(results), *words])]

@@ -1,0 +1,127 @@
+"""What a plan says besides its verdict, one sentence for each question; each follows from the plan's own numbers."""
+
+import math
+from datetime import datetime
+
+import numpy as np
+
+from ray_backfill.page.numbers import count, listed, percent, percent_sign, points
+from ray_backfill.plan.assumptions import Assumptions, Origin
+from ray_backfill.plan.capacity import Backfill
+from ray_backfill.plan.evidence import Evidence
+from ray_backfill.plan.fleet import FleetSettings
+from ray_backfill.plan.options import SWITCH, Options, quantiles
+from ray_backfill.plan.verdict import Deadline, Judged
+from ray_backfill.plan.words import dollars, hours, spread
+
+# Of the improvement: a backfill that has so much of it has nearly all.
+_MOST_OF_IT = 0.9
+
+
+def answers(
+    evidence: Evidence, known: Assumptions, fleet: FleetSettings, start: datetime, options: Options, judged: Judged,
+    deadline: Deadline | None,
+) -> dict[str, str]:  # fmt: skip
+    """Question -> sentence, in the order of the page."""
+    a = {name: quantity.value for name, quantity in known.items()}
+    said: dict[str, str] = {}
+    switch, backfill = options.of(SWITCH), options.backfill
+    if backfill.is_known:
+        took = spread(*quantiles(backfill.finish))
+        said["How long?"] = (
+            f"Embedding {count(a['items'])} items takes {took} from {start:%Y-%m-%d %H:%M} on, limited by "
+            f"{backfill.slowest}. "
+            + (f"The index takes {hours(a['index.build_hours'])} more." if a["index.build_hours"] > 0 else
+               "The time to build the index is unknown, and not in these hours.")
+        )  # fmt: skip
+        parts = {part: quantiles(amounts) for part, amounts in switch.dollars.items()}
+        told = [f"{part} {spread(*three, dollars)}" for part, three in parts.items() if not math.isnan(three[1])]
+        unknown = [part for part, three in parts.items() if math.isnan(three[1])]
+        said["What does a switch cost?"] = "; ".join(told or ["Nothing of it is known"]) + (
+            f". Unknown: {listed(unknown, 'and')}, so there is no total." if unknown else "."
+        )
+    choice = judged.choice
+    if choice is not None and choice.curve is not None:
+        curve = choice.curve
+        first, *limits = curve.from_share
+        if math.isnan(first):
+            said["When is it safe?"] = (
+                f"{choice.name}: at no share of the backfill does it stay at the old service or above."
+            )
+        else:
+            when = (
+                f", that is from {spread(*_when(options.online, first))} on"
+                if options.online.is_known and first > 0
+                else ""
+            )
+            between = (
+                f" (95 % interval {percent(limits[0], 0)} to {percent(limits[1], 0)} %)"
+                if np.isfinite(limits).all()
+                else ""
+            )
+            said["When is it safe?"] = (
+                f"{choice.name} is not below the old service from {percent(first, 0)} % backfilled on{between}{when}."
+            )
+        gained = (curve.value - evidence.old) >= _MOST_OF_IT * evidence.step.value
+        last = int(np.flatnonzero(~gained)[-1]) + 1 if (~gained).any() else 0
+        if last < len(curve.t):
+            when = f", after {spread(*_when(options.online, float(curve.t[last])))}" if options.online.is_known else ""
+            said["When is it nearly done?"] = (
+                f"{percent(_MOST_OF_IT, 0)} % of the upgrade's improvement is there from "
+                f"{percent(float(curve.t[last]), 0)} % backfilled on{when}."
+            )
+        if len(options.hours):
+            days = 7.0 if options.hours[-1] > 7 * 24 else 1.0
+            number = (options.hours / (24 * days)).astype(np.int64)
+            middle = np.median(choice.lead, axis=0)
+            means = {int(place): float(middle[number == place].mean()) for place in np.unique(number)}
+            worst = min(means, key=lambda place: means[place])
+            when = f"{'Week' if days == 7 else 'Day'} {worst + 1}: {points(abs(means[worst]))} of {evidence.metric}"
+            said["Which time is worst?"] = f"{when} {'above' if means[worst] >= 0 else 'below'} the old service."
+        if curve.lost is not None:
+            said["Who is worse off?"] = (
+                f"{percent_sign(curve.lost.first_day)} of queries lose their right first result on the first day, "
+                f"{percent_sign(curve.lost.worst)} at the worst moment{curve.lost.beside}."
+            )
+        reached = quantiles(options.online.end)
+        if options.online.is_known and reached[1] < 1 - 1e-9:
+            quality = tuple(float(np.interp(share, curve.t, curve.value)) for share in reached)
+            limit = "the old model ends" if curve.needs_old else "anything else changes"
+            stays = f"until {fleet.old_model_ends:%Y-%m-%d}, when {limit}" if fleet.old_model_ends else f"until {limit}"
+            said["What does the budget buy?"] = (
+                f"The first {percent(reached[1], 0)} % of the items in the order {curve.order} "
+                f"({percent(reached[0], 0)} to {percent(reached[2], 0)} %), by which {evidence.metric} is "
+                f"{percent_sign(quality[1])}, {points(quality[1] - evidence.old)} above the old service. "
+                f"It may stay so {stays}."
+            )
+    if deadline is not None:
+        words = [
+            f"{percent(deadline.finishes, 0)} % of runs end before the old model does, on {deadline.ends:%Y-%m-%d}"
+        ]
+        if deadline.latest:
+            words.append(f"90 % are with a start until {deadline.latest:%Y-%m-%d %H:%M}")
+        if not math.isnan(deadline.workers):
+            words.append(f"{count(deadline.workers)} workers are enough for 90 %")
+        elif fleet.workers:
+            words.append("32 times as many workers would not be enough for 90 %")
+        independent = [one.name for one in options.choices if one.curve is not None and not one.needs_old]
+        no_old = f" Without the old model's queries work: {listed(independent, 'and')}." if independent else (
+            " Every way here needs old embeddings of queries until its end."
+        )  # fmt: skip
+        said["Is it in time?"] = f"{'; '.join(words)}.{no_old}"
+    a_day = a["inserted_per_day"]
+    cost = f"each day {count(a_day)} items arrive, which the old model has to embed before a return"
+    free = "it costs nothing, because no items arrive that would need old vectors"
+    said["Until when can we go back?"] = (
+        f"As long as the old vectors are kept, in a second partition; {cost if a_day else free}."
+    )
+    missing = [name for name, quantity in known.items() if quantity.origin is Origin.UNKNOWN]
+    said["What is unknown?"] = f"{listed(missing, 'and')}." if missing else "Nothing that this plan uses."
+    return said
+
+
+def _when(backfill: Backfill, share: float) -> tuple[float, float, float]:
+    """10, 50 and 90 % of the hours after which a share is reached."""
+    is_there = backfill.share >= np.float32(share) - 1e-6
+    first = np.where(is_there.any(axis=1), backfill.hours[is_there.argmax(axis=1)], math.inf)
+    return quantiles(first)
