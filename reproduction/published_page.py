@@ -20,7 +20,7 @@ This page was written by `python -m reproduction.published_page`; do not edit it
 
     ray-backfill simulate --recipe NAME --data-root PATH
 
-runs an experiment with the papers' hyper-parameters and protocol; `--dry-run` estimates its GPU hours first. On four
+runs an experiment with the papers' hyper-parameters and protocol; `--dry-run` counts its operations first. On four
 A100 add `--workers.number 4 --workers.cpus 8 --actors.number 4 --actors.cpus 8`. We have not run any of them.
 
 RM: Seo et al., *Metric Compatible Training for Online Backfilling in Large-Scale Retrieval*, 2025. FF: Jaeckle et al.,

@@ -16,14 +16,14 @@ from ray_backfill.forecast.settings import ForecastSettings
 from ray_backfill.images.class_split import Protocol, split_classes
 from ray_backfill.images.datasets import landmarks
 from ray_backfill.learn.training import settings as training
-from ray_backfill.recipes import EmbedSettings, PlanningSettings
+from ray_backfill.recipes import EmbedSettings
 from ray_backfill.recipes.run.synthetic import SyntheticGallery
 from ray_backfill.workers.settings import EmbedActors, ReplayPlace, Workers
 from reproduction.settings import Experiment
 
 ALL: tuple[Any, ...] = (
     Evaluation(), ForecastSettings(), ReplayPlace(), Workers(), EmbedActors(), EmbedSettings(), IndexSettings(),
-    LiveSettings(), ShardSettings(), TrafficSettings(), ThrottleSettings(), ChurnSettings(), PlanningSettings(),
+    LiveSettings(), ShardSettings(), TrafficSettings(), ThrottleSettings(), ChurnSettings(),
     Experiment("landmarks"), Protocol(), landmarks.Settings(), SyntheticGallery(), training.FitSettings(),
     training.HeadTraining(), training.LossSettings(), training.TransformTraining(), training.TransformSettings(),
     training.OrthogonalSettings(), training.AdapterSettings(), training.BackboneTraining(), training.CompatibleLosses(),

@@ -16,7 +16,7 @@ from ray_backfill.core.outcome import Decision
 from ray_backfill.core.run_lock import locked
 from ray_backfill.images.datasets import download, published
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.recipes import NO_ROOT, PlanningSettings, Recipe, load_recipe
+from ray_backfill.recipes import NO_ROOT, Recipe, load_recipe
 from ray_backfill.workers.settings import Context, EmbedActors, Workers
 
 
@@ -100,10 +100,9 @@ class RecipeJob(Run, NamedImages):
     workers: Workers = field(default_factory=Workers)
     actors: EmbedActors = field(default_factory=EmbedActors)
     dry_run: bool = False
-    """Print what the run would need (images, steps, GPU hours, storage) and stop. Needs no published data set."""
+    """Print what the run would need (images, steps, operations, storage) and stop. Needs no published data set."""
     download: bool = False
     """Download the images into --data-root first, where the owner of the data set permits it."""
-    planning: PlanningSettings = field(default_factory=PlanningSettings)
 
 
 def names_folder(arguments: Sequence[str]) -> bool:
@@ -133,12 +132,10 @@ def recipe_options(kind: type[RecipeJob], arguments: Sequence[str], **more: Any)
     asked = set(arguments)
     can_do_without = "--help" in asked or ("--dry-run" in asked and "--download" not in asked)
     recipe = load_recipe(source.recipe, source.data_root or (NO_ROOT if can_do_without else None), source.seed)
-    size = published(recipe.images)
-    if "--dry-run" in asked and size is None:
+    if "--dry-run" in asked and published(recipe.images) is None:
         recipe = load_recipe(source.recipe, source.data_root, source.seed)
-    planning = PlanningSettings(decode_images_per_s_per_cpu=size.decoded_per_s) if size else PlanningSettings()
     out = Path("runs") / source.recipe
-    return Options(kind(**vars(source), out=out, settings=recipe, planning=planning, **more), arguments)
+    return Options(kind(**vars(source), out=out, settings=recipe, **more), arguments)
 
 
 def check_names(job: Any) -> None:
@@ -174,6 +171,6 @@ def prepared(job: RecipeJob, last_stage: str = "maps", model: str | None = None)
     if job.dry_run:
         from ray_backfill.recipes.run.plan import dry_run
 
-        print(dry_run(job.settings, job.workers, job.actors, job.planning, last_stage, model))
+        print(dry_run(job.settings, job.workers, last_stage, model, job.recipe))
         sys.exit(0)
     return job

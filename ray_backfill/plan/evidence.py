@@ -19,6 +19,7 @@ from ray_backfill.forecast.report import decide as decide_forecast
 from ray_backfill.learn.expressions import Stored
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.page import Difference
+from ray_backfill.recipes import NO_ROOT, all_recipes, load_recipe
 
 Floats = NDArray[np.float64]
 
@@ -89,15 +90,30 @@ class Evidence:
 def read_evidence(folder: Path) -> Evidence:
     """The results of ``simulate`` or ``forecast`` in a folder, or in that of the run.
 
+    The name of a recipe instead of a folder stands for its gallery, of which no quality is known.
+
     Raises:
         InputError: There are none, or they are judged by the new model itself, which says nothing about its worth.
     """
+    if not folder.exists() and folder.name in all_recipes():
+        return _of_recipe(folder)
     for path in (folder, folder / "forecast"):
         if (path / "calibration.parquet").exists() and not (folder / "results").is_dir():
             return _of_forecast(read_forecast(path), path)
     if not any((path / "curves.parquet").exists() for path in (folder, folder / "results")):
         raise InputError(f"{folder} holds no results: give the folder that simulate or forecast wrote with --out")
     return _of_results(read_data(folder), folder)
+
+
+def _of_recipe(folder: Path) -> Evidence:
+    from ray_backfill.recipes.run.plan import count_images
+
+    counts = count_images(load_recipe(folder.name, NO_ROOT))
+    nothing = Difference(math.nan, math.nan, math.nan)
+    said = f"The gallery of the recipe {folder.name}: {counts.gallery:,} images, {counts.origin}."
+    return Evidence(
+        "", math.nan, math.nan, nothing, Decision.OPEN, (), counts.gallery, said, "", 0, Path("runs") / folder.name, ""
+    )
 
 
 def _of_results(results: ResultsData, folder: Path) -> Evidence:

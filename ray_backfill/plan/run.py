@@ -73,7 +73,7 @@ def plan_upgrade(
         "flips": [FlipRow(**asdict(flip) | {"verdict": flip.verdict.value}) for flip in flips],
         "what_if": [_what_if(evidence, {**known, name: value}, fleet, start, name, value) for name, value in changes],
     }
-    out = out or results / "plan"
+    out = out or evidence.folder / "plan"
     facts = {
         "stage": "plan", "format": FORMAT, "version": __version__, "command": command,
         "verdict": judged.verdict.name, "sentence": judged.sentence, "inequality": judged.inequality,

@@ -56,6 +56,9 @@ class Judged:
 def judge(evidence: Evidence, known: Assumptions, options: Options) -> Judged:
     """The verdict: the first of these inequalities that holds."""
     step, unit = evidence.step, evidence.more
+    if math.isnan(step.value):
+        said = f"Open: no quality was measured; a rebuild takes {hours(quantiles(options.of(SWITCH).finish)[1])}."
+        return Judged(Verdict.OPEN, said, "Unknown: what the upgrade is worth; run simulate or forecast")
     limits = f"{points(step.value)} of {evidence.metric} (95 % interval {interval(step.low, step.high)})"
     if evidence.decision is Decision.STOP or step.high < 0:
         return Judged(Verdict.STOP, f"Do not upgrade: the new model is worse: {limits}.", f"{limits} is below 0")

@@ -109,32 +109,3 @@ def needs_root(data_root: Path | None, what: str) -> str:
     if data_root is None:
         raise InputError(f"this recipe needs --data-root: {what}")
     return str(data_root.expanduser().absolute())
-
-
-@dataclass(frozen=True)
-class PlanningSettings:
-    """Assumptions of the plan (--dry-run) about your machines. Measure yours for a few minutes and state them here."""
-
-    # TF32 of an A100 (NVIDIA's data sheet), in which torch trains float32 convolutions.
-    gpu_tflops: float = 156.0
-    """Peak performance of one GPU in TFLOP/s. The default is that of an A100 in TF32."""
-    # Not measured on an A100: NVIDIA's tuned ResNet-50 trains 938 images/s there in TF32 (DeepLearningExamples,
-    # pytorch 21.03), a share of 0.146; 0.1 is 640 images/s.
-    utilisation: float = 0.1
-    """Share of that peak that training reaches, at most 1. The default is an estimate, not measured."""
-    # Half of an A100's peak of 19.5 (data sheet).
-    float32_tflops: float = 10.0
-    """TFLOP/s that one GPU reaches, not its peak, in plain float32: embedding, maps, a ViT's training; an estimate."""
-    # Less than measured on synthetic photographs (docs/results/stages.md), because real ones hold more detail.
-    decode_images_per_s_per_cpu: float = 300.0
-    """Image files that one CPU decodes and resizes per second. Recipes of published data sets have their own rates."""
-
-    def __post_init__(self) -> None:
-        positive = ("gpu_tflops", "utilisation", "float32_tflops", "decode_images_per_s_per_cpu")
-        require_positive(self, "planning", *positive)
-        if self.utilisation > 1:
-            raise InputError(f"--planning.utilisation is a share and at most 1, got {self.utilisation}")
-
-    def flops_per_s(self, in_tf32: bool) -> float:
-        """Floating-point operations per second that one GPU reaches."""
-        return 1e12 * (self.gpu_tflops * self.utilisation if in_tf32 else self.float32_tflops)

@@ -14,7 +14,7 @@ class PlanJob(ForPrograms):
     """A plan of an upgrade: whether to merge online or to switch, with hours, dollars and quality over time."""
 
     results: Path
-    """Folder that simulate or forecast wrote."""
+    """Folder that simulate or forecast wrote; or the name of a recipe, whose hours are planned without any quality."""
     fleet: Path | None = None
     """fleet.yaml: machines, prices and the service, see docs/plan.md. Without it hours and dollars are unknown."""
     out: Path | None = None

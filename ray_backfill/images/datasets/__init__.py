@@ -21,17 +21,12 @@ from ray_backfill.images.source import ImageSource
 
 @dataclass(frozen=True)
 class Published:
-    """Official numbers of images and classes of a data set, for plans made without it. queries: 0 = none.
-
-    decoded_per_s: images of this set that one CPU decodes to 224 x 224 per second: a conservative estimate, measured on
-    synthetic pictures of the same size.
-    """
+    """Official numbers of images and classes of a data set, for plans made without it. queries: 0 = none."""
 
     train: int
     classes: int
     gallery: int
     queries: int = 0
-    decoded_per_s: float = 300.0
 
 
 @dataclass(frozen=True)

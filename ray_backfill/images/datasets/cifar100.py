@@ -154,7 +154,7 @@ DATASETS = (
         Settings,
         open_images,
         # Decoding is fast: the images are not JPEG files and are only enlarged.
-        Published(train=50_000, classes=100, gallery=10_000, decoded_per_s=4000),
+        Published(train=50_000, classes=100, gallery=10_000),
         "https://www.cs.toronto.edu/~kriz/cifar.html (no account needed; --download fetches and unpacks it)",
         "cifar-100-binary/train.bin and test.bin",
         download,

@@ -378,7 +378,7 @@ DATASETS = (
         "places365",
         Places365Settings,
         open_places365,
-        datasets.Published(train=1_803_460, classes=365, gallery=36_500, decoded_per_s=1200),
+        datasets.Published(train=1_803_460, classes=365, gallery=36_500),
         "http://places2.csail.mit.edu/download.html, places365standard_easyformat.tar (24 GB; no account, but you must "
         "agree to its terms: research and education only)",
         "places365_standard/train/<class>/*.jpg and places365_standard/val/<class>/*.jpg",
@@ -390,7 +390,7 @@ DATASETS = (
         "tiny_imagenet",
         TinyImageNetSettings,
         open_tiny_imagenet,
-        datasets.Published(train=30_000, classes=200, gallery=10_000, decoded_per_s=500),
+        datasets.Published(train=30_000, classes=200, gallery=10_000),
         "http://cs231n.stanford.edu/tiny-imagenet-200.zip (for research that is not commercial)",
         "tiny_imagenet.zip, or tiny_imagenet/ unpacked from it, with train/<class>/*.jpg and gallery/<class>/*.jpg: "
         "any of its labelled photographs in these folders",
@@ -400,7 +400,7 @@ DATASETS = (
         "market1501",
         Market1501Settings,
         open_market1501,
-        datasets.Published(train=12_936, classes=751, gallery=15_913, queries=3_368, decoded_per_s=2000),
+        datasets.Published(train=12_936, classes=751, gallery=15_913, queries=3_368),
         "https://zheng-lab.cecs.anu.edu.au/Project/project_reid.html (for research; cite its paper)",
         "bounding_box_train/, bounding_box_test/ and query/, each with files such as 0002_c1s1_000451_03.jpg, "
         "perhaps below Market-1501-v15.09.15/",
@@ -410,7 +410,7 @@ DATASETS = (
         "vggface2",
         VGGFace2Settings,
         open_vggface2,
-        datasets.Published(train=3_141_890, classes=8_631, gallery=25_000, decoded_per_s=1500),
+        datasets.Published(train=3_141_890, classes=8_631, gallery=25_000),
         "https://www.robots.ox.ac.uk/~vgg/data/vgg_face2/ (for research; ask there whether and how it is handed out)",
         "train/n000002/0001_01.jpg ..., test/n000001/0001_01.jpg ... (or both below data/), and identity_meta.csv "
         "(or meta/identity_meta.csv)",
@@ -422,7 +422,7 @@ DATASETS = (
         "imagenet",
         ImageNetSettings,
         open_imagenet,
-        datasets.Published(train=1_281_167, classes=1000, gallery=50_000, decoded_per_s=500),
+        datasets.Published(train=1_281_167, classes=1000, gallery=50_000),
         "https://image-net.org/download-images.php (ILSVRC2012; an account is needed, for non-commercial research), or "
         "kaggle.com/c/imagenet-object-localization-challenge (an account is needed)",
         "train/<wnid>/*.JPEG and val/<wnid>/*.JPEG; or val/ILSVRC2012_val_*.JPEG with "

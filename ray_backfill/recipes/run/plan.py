@@ -1,6 +1,5 @@
-"""--dry-run: what a run would need: images, steps, GPU hours, storage. Nothing is computed, trained or decoded."""
+"""--dry-run: what a run would need: images, steps, operations, storage. Nothing is computed, trained or decoded."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -16,9 +15,10 @@ from ray_backfill.learn.training import batches as pixels
 from ray_backfill.learn.training.backbone_loop import StepCost, images_per_worker, step_cost, training_rows
 from ray_backfill.learn.training.fit import by_size, trials_of
 from ray_backfill.learn.training.objective import Classification
-from ray_backfill.recipes import NO_ROOT, ModelRecipe, PlanningSettings, Recipe
+from ray_backfill.page.numbers import amount
+from ray_backfill.recipes import NO_ROOT, ModelRecipe, Recipe
 from ray_backfill.recipes.run.checks import check_choices, check_evaluation, check_recipe, recipe_classes
-from ray_backfill.workers.settings import EmbedActors, Workers, number_of
+from ray_backfill.workers.settings import Workers, number_of
 
 STAGES = ("backbones", "embeddings", "maps")
 # Bytes of a stored row besides its vectors and its name: id, label and old_class are int64; old_score, old_entropy and
@@ -126,11 +126,11 @@ def _as_published(recipe: Recipe[Any], size: Published, reason: str) -> ImageCou
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a run on ``gpus`` GPUs, with ``cpus`` CPUs for decoding, both in total.
+    """One stage of a run.
 
     images: images seen over all epochs, each view counted (items, for maps). decoded: number of images decoded from
-    files. flops: floating-point operations in total; in_tf32: torch rounds most of them to TF32. steps: of all workers
-    together, over all epochs; 0 if nothing is trained.
+    files. flops: floating-point operations in total. steps: of all workers together, over all epochs; 0 if nothing is
+    trained.
     """
 
     name: str
@@ -140,30 +140,6 @@ class Stage:
     images: int
     decoded: int
     flops: float
-    in_tf32: bool
-    gpus: int
-    cpus: float
-    settings: PlanningSettings
-
-    @property
-    def gpu_hours(self) -> float:
-        """Hours of one GPU that never waits."""
-        return self.flops / self.settings.flops_per_s(self.in_tf32) / 3600
-
-    @property
-    def decode_hours(self) -> float:
-        """Hours that all CPUs together need for decoding."""
-        return self.decoded / (self.cpus * self.settings.decode_images_per_s_per_cpu) / 3600
-
-    @property
-    def hours(self) -> float:
-        """Elapsed hours: decoding and computing overlap, so the slower one determines them."""
-        return max(self.gpu_hours / self.gpus, self.decode_hours)
-
-    @property
-    def waits(self) -> float:
-        """How many times as long as the GPUs decoding takes: above 1 they wait for images."""
-        return self.decode_hours / max(self.gpu_hours / self.gpus, 1e-12)
 
 
 @dataclass(frozen=True)
@@ -191,14 +167,7 @@ class Plan:
     stages: tuple[Stage, ...]
     storage: dict[str, int]
     memory: dict[str, GpuMemory]
-    settings: PlanningSettings
     workers: Workers
-    actors: EmbedActors
-
-    @property
-    def held_gpu_hours(self) -> float:
-        """GPU hours that are paid for, including those in which a GPU waits for images."""
-        return sum(stage.hours * stage.gpus for stage in self.stages)
 
 
 class _Model(NamedTuple):
@@ -230,12 +199,10 @@ def plan_upgrade(
     recipe: Recipe[Any],
     counts: ImageCounts,
     workers: Workers,
-    actors: EmbedActors,
-    settings: PlanningSettings | None = None,
     models: Sequence[str] | None = None,
     stages: Sequence[str] = STAGES,
 ) -> Plan:
-    """Estimate steps, computation and storage of a recipe's stages; each worker and each actor has a GPU.
+    """Count steps, operations and storage of a recipe's stages; each worker has a GPU.
 
     models: the backbones; default: those that the recipe's methods need. stages: a selection of ``STAGES``.
     Not counted: the replay (on CPUs), compilation, start-up, and one pass of the old model over the images if BCT and
@@ -245,13 +212,11 @@ def plan_upgrade(
     Raises:
         InputError: Names are unknown, or the images cannot be trained on.
     """
-    settings = settings or PlanningSettings()
     evaluation, fits = recipe.evaluation, recipe.fits
     names = models_of(evaluation.named.methods) if models is None else models
     backbones = {name: _model(recipe, counts, name) for name in names}
     planned, storage, memory = list[Stage](), dict[str, int](), dict[str, GpuMemory]()
-    n_workers, n_actors = number_of(workers), number_of(actors)
-    on_workers = n_workers, n_workers * (workers.cpus + workers.decode_cpus), settings
+    n_workers = number_of(workers)
     if "backbones" in stages:
         for name, (how, of, info, _) in backbones.items():
             batch = n_workers * images_per_worker(of.images, info.classes, how.training, n_workers)
@@ -263,10 +228,9 @@ def plan_upgrade(
             # If the images fit in memory, each worker decodes all of them once.
             pixel_bytes = of.images * counts.image_size**2 * counts.channels
             decoded = of.images * n_workers if pixel_bytes <= pixels.CACHE_BYTES // n_workers else steps * batch
-            in_tf32 = not how.backbone.arch.startswith(("vit", "hf:"))
             what = f"{how.backbone.arch}, {of.images:,} images of {of.classes:,} classes"
             flops, stage = cost.flops * steps, f"train {name}"
-            planned.append(Stage(stage, what, epochs, steps, steps * batch, decoded, flops, in_tf32, *on_workers))
+            planned.append(Stage(stage, what, epochs, steps, steps * batch, decoded, flops))
             memory[stage] = GpuMemory(batch // n_workers, cost)
         sizes = [backbone.weight_bytes for backbone in backbones.values()]
         storage["finished backbones"] = sum(sizes)
@@ -278,8 +242,7 @@ def plan_upgrade(
         verdict = recipe.old.backbone.dim * counts.old.classes  # of the old classifier
         flops = 2.0 * ((sum(macs.values()) + verdict) * images + sum(macs.values()) * views)
         what = f"{images:,} images{f' and {views:,} further views' * (views > 0)} by {', '.join(names)}"
-        on_actors = -(-n_actors // actors.per_gpu), n_actors * (actors.cpus + actors.decode_cpus), settings
-        planned.append(Stage("embed", what, 1, 0, images + views, images, flops, False, *on_actors))
+        planned.append(Stage("embed", what, 1, 0, images + views, images, flops))
         numbers, dtype = sum(backbone.how.backbone.dim for backbone in backbones.values()), np.dtype(recipe.embed.dtype)
         files = {split: (rows, counts.column_bytes) for split, rows in counts.embedded.items()}
         files |= {"train_views": (views, 8)} if views else {}  # 8: the id
@@ -299,43 +262,31 @@ def plan_upgrade(
             parts.insert(0, (f"tune {method.name}", f"{trials} trials on {what}", trials))
         for stage, words, times in parts:
             amounts = times * of_fit.steps, times * of_fit.items, 0, times * of_fit.flops
-            planned.append(Stage(stage, words, of_fit.epochs, *amounts, False, *on_workers))
-    return Plan(counts, macs, tuple(planned), storage, memory, settings, workers, actors)
+            planned.append(Stage(stage, words, of_fit.epochs, *amounts))
+    return Plan(counts, macs, tuple(planned), storage, memory, workers)
 
 
-def describe_plan(plan: Plan) -> str:
+def describe_plan(plan: Plan, recipe: str = "") -> str:
     """A complete plan, as lines of about 120 characters at most."""
-    counts, settings, workers, actors = plan.counts, plan.settings, plan.workers, plan.actors
+    counts, workers = plan.counts, plan.workers
     held = f" ({counts.validation:,} of them for validation)" if counts.validation else ""
     queries = f"{counts.queries:,} queries" if counts.queries else "the gallery queries itself"
     old, new = (f"{of.classes:,} classes, {of.images:,} images" for of in (counts.old, counts.new))
     macs = ", ".join(f"{model} {macs / 1e6:,.1f}" for model, macs in plan.macs.items())
-    header = ("stage", "epochs", "steps", "images seen", "decoded", "GPU hours", "hours", "slowest", "")
+    header = ("stage", "epochs", "steps", "images seen", "decoded", "FLOPs", "")
     of_stages = [
         (
             *(stage.name, str(stage.epochs), f"{stage.steps:,}" if stage.steps else "-", f"{stage.images:,}"),
-            *(f"{stage.decoded:,}" if stage.decoded else "-", _hours(stage.gpu_hours), _hours(stage.hours)),
-            *("decoding" if stage.waits > 1 else "GPU", stage.what),
+            *(f"{stage.decoded:,}" if stage.decoded else "-", amount(stage.flops), stage.what),
         )
         for stage in plan.stages
     ]
-    gpu_hours, hours = (sum(getattr(stage, name) for stage in plan.stages) for name in ("gpu_hours", "hours"))
-    table = [header, *of_stages, ("total", "", "", "", "", _hours(gpu_hours), _hours(hours), "", "")]
+    table = [header, *of_stages, ("total", "", "", "", "", amount(sum(stage.flops for stage in plan.stages)), "")]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     aligned = (
-        [f"{cell:{side}{width}}" for cell, side, width in zip(row, "<>>>>>><<", widths, strict=True)] for row in table
+        [f"{cell:{side}{width}}" for cell, side, width in zip(row, "<>>>>><", widths, strict=True)] for row in table
     )
     stages = "\n".join("  ".join(line).rstrip() for line in aligned)
-    advice, worst = "", max(plan.stages, key=lambda stage: stage.waits, default=None)
-    if worst is not None and worst.waits > 1:  # so many CPUs per GPU would keep the GPUs busy
-        cpus = worst.cpus / worst.gpus
-        rate = cpus * settings.decode_images_per_s_per_cpu
-        given = f"{cpus:g} CPU per GPU gives" if cpus == 1 else f"{cpus:g} CPUs per GPU give"
-        option = "--actors" if worst.name == "embed" else "--workers"
-        advice = (
-            f"\ndecoding slows down {worst.name} most: {given} {rate:,.0f} img/s, {math.ceil(cpus * worst.waits)} "
-            f"would be enough;\nset {option}.cpus, or {option}.decode-cpus for CPUs of other nodes beside them."
-        )
     memory = ""
     if plan.memory:  # and how many images would fit in usual ones: a smaller batch also changes BatchNorm
         width = max(map(len, plan.memory))
@@ -354,28 +305,14 @@ old model: {old}; new model: {new}
 one embedding, in millions of multiply-accumulates: {macs}
 
 {stages}
-GPU hours: computing time of one GPU. hours: elapsed time; the GPUs are reserved for {_hours(plan.held_gpu_hours)} GPU \
-hours in total.{advice}
 
 {memory}storage
 {chr(10).join(storage)}
 
-These hours are estimates from the floating-point operations of the real networks and losses, and from:
-  --workers.number {number_of(workers)} --actors.number {number_of(actors)}: GPUs that train and embed
-  --planning.gpu-tflops {settings.gpu_tflops:g}: peak of a GPU in training (A100: 156 in TF32, which torch trains \
-convolutions in)
-  --planning.utilisation {settings.utilisation:g}: share of that peak that is reached
-  --planning.float32-tflops {settings.float32_tflops:g}: what a GPU reaches, not its peak, in plain float32: \
-embedding, maps, training of "vit" and "hf:"
-  --planning.decode-images-per-s-per-cpu {settings.decode_images_per_s_per_cpu:g}: for each of \
-{number_of(workers) * (workers.cpus + workers.decode_cpus):g} CPUs that train, \
-{number_of(actors) * (actors.cpus + actors.decode_cpus):g} that embed
-Without GPUs, state what the CPUs of a worker and of an actor reach.
-Not included: the replay (on CPUs), start-up, launching tiny steps of heads. Included: finished stages."""
-
-
-def _hours(hours: float) -> str:
-    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.2f}" if hours >= 0.01 else "< 0.01"
+FLOPs: floating-point operations of the real networks and losses, finished stages included; k, M, G, T and P stand for
+10^3, 10^6, 10^9, 10^12 and 10^15. How long they take depends on the machines: time a stage with few epochs there. For
+the gallery: ray-backfill plan {recipe or "RECIPE"} --fleet fleet.yaml
+Not included: the replay (on CPUs), start-up."""
 
 
 def _size(size_bytes: float) -> str:
@@ -386,14 +323,10 @@ def _size(size_bytes: float) -> str:
 
 
 def dry_run(
-    recipe: Recipe[Any],
-    workers: Workers,
-    actors: EmbedActors,
-    settings: PlanningSettings,
-    last_stage: str = STAGES[-1],
-    model: str | None = None,
+    recipe: Recipe[Any], workers: Workers, last_stage: str = STAGES[-1], model: str | None = None, name: str = ""
 ) -> str:
     """The plan up to ``last_stage`` (of ``STAGES``), as text. model: plan the training of this backbone only.
+    name: of the recipe.
 
     Raises:
         InputError: The run would be refused as well, as far as this can be checked with the available data.
@@ -411,4 +344,4 @@ def dry_run(
         if model is None:
             check_evaluation(recipe, number_of(workers))
     stages = STAGES[: STAGES.index(last_stage) + 1]
-    return describe_plan(plan_upgrade(recipe, counts, workers, actors, settings, models, stages))
+    return describe_plan(plan_upgrade(recipe, counts, workers, models, stages), name)

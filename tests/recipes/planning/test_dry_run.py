@@ -9,9 +9,9 @@ import pytest
 from ray_backfill.cli import runs
 from ray_backfill.cli.main import options_of
 from ray_backfill.core.errors import InputError
-from ray_backfill.recipes import NO_ROOT, PlanningSettings, load_recipe
+from ray_backfill.recipes import NO_ROOT, load_recipe
 from ray_backfill.recipes.run.plan import dry_run
-from ray_backfill.workers.settings import EmbedActors, Workers
+from ray_backfill.workers.settings import Workers
 from tests.jobs.conftest import TINY, run_here
 from tests.recipes.planning.test_plan import small_recipe
 
@@ -56,11 +56,11 @@ def test_epochs_that_are_left_open_are_planned(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_published_recipe_is_planned_without_its_data(tmp_path: Path) -> None:
-    result = run_here("simulate.py", "--recipe", "market1501", "--dry-run", "--planning.utilisation", "0.2")
+    result = run_here("simulate.py", "--recipe", "market1501", "--dry-run")
     assert result.returncode == 0, result.stderr
     assert "12,936 train, 15,913 gallery, 3,368 queries; 224 x 224 x 3" in result.stdout
     assert "as published" in result.stdout
-    assert "--planning.utilisation 0.2" in result.stdout
+    assert "hours" not in result.stdout, "no machine was measured"
 
 
 def test_a_recipe_of_unknown_size_still_needs_its_data() -> None:
@@ -71,15 +71,13 @@ def test_a_recipe_of_unknown_size_still_needs_its_data() -> None:
 
 def test_a_dry_run_refuses_what_the_run_would_refuse() -> None:
     def planned(*methods: str, model: str | None = None, workers: int = 2) -> str:
-        return dry_run(small_recipe(methods), Workers(workers), EmbedActors(), PlanningSettings(), model=model)
+        return dry_run(small_recipe(methods), Workers(workers), model=model)
 
-    with pytest.raises(InputError, match=r"--planning\.utilisation is a share and at most 1"):
-        PlanningSettings(utilisation=1.5)
     # Whatever needs no data is checked without them.
     without = load_recipe("cifar100", NO_ROOT)
     without = replace(without, evaluation=replace(without.evaluation, orders=("sigma",)))
     with pytest.raises(InputError, match="order 'sigma' needs a method"):
-        dry_run(without, Workers(), EmbedActors(), PlanningSettings())
+        dry_run(without, Workers())
     with pytest.raises(InputError, match="unknown method 'magic'"):
         planned("magic")
     with pytest.raises(InputError, match=r"unknown model 'third'; known: old, new, .*bct"):
@@ -102,17 +100,6 @@ def test_nothing_is_downloaded_to_nowhere(monkeypatch: pytest.MonkeyPatch) -> No
     result = run_here("simulate.py", "--recipe", "cifar100", "--dry-run", "--download")
     assert result.returncode == 2
     assert "needs --data-root" in result.stderr
-
-
-def test_plans_know_how_fast_images_of_a_set_are_decoded() -> None:
-    def assumed(recipe: str, *more: str) -> float:
-        arguments = ["--recipe", recipe, "--dry-run", *more]
-        job = options_of("simulate", arguments).read()
-        return float(job.planning.decode_images_per_s_per_cpu)
-
-    # No files of JPEG; photographs; images of nobody knows what size.
-    assert assumed("cifar100") > assumed("imagenet") > assumed("landmarks") == 300
-    assert assumed("cifar100", "--planning.decode-images-per-s-per-cpu", "7") == 7
 
 
 def test_what_cannot_be_downloaded_says_where_to_get_it() -> None:
