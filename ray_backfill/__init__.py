@@ -23,6 +23,7 @@ __all__ = [
     "Merge",
     "MergeKind",
     "Order",
+    "PlanResults",
     "Results",
     "RetrievalSystem",
     "ScoreMap",
@@ -36,6 +37,7 @@ __all__ = [
     "merges",
     "methods",
     "orders",
+    "plan",
     "read_folder",
     "read_results",
     "replay",
@@ -49,7 +51,7 @@ __all__ = [
 
 # Where the public names are defined. tests/test_api.py keeps this table, __all__ and the imports below the same.
 _NAMES_IN = {
-    "api": ("embed", "export", "forecast", "judge", "merges", "methods", "orders", "sample", "simulate"),
+    "api": ("embed", "export", "forecast", "judge", "merges", "methods", "orders", "plan", "sample", "simulate"),
     "compare.report": ("Results", "read_results"),
     "core.errors": ("InputError",),
     "data.folder": ("EmbeddingFolder", "read_folder"),
@@ -62,11 +64,12 @@ _NAMES_IN = {
     "engine.systems": ("GroundTruth", "RetrievalSystem", "UpgradePair"),
     "forecast.report": ("ForecastResults",),
     "page": ("Differences",),
+    "plan.report": ("PlanResults",),
 }
 _MODULE_OF = {name: f"ray_backfill.{module}" for module, names in _NAMES_IN.items() for name in names}
 
 if TYPE_CHECKING:  # for type checkers, editors and the API pages, which do not run __getattr__
-    from ray_backfill.api import embed, export, forecast, judge, merges, methods, orders, sample, simulate
+    from ray_backfill.api import embed, export, forecast, judge, merges, methods, orders, plan, sample, simulate
     from ray_backfill.compare.report import Results, read_results
     from ray_backfill.core.errors import InputError
     from ray_backfill.data.folder import EmbeddingFolder, read_folder
@@ -79,6 +82,7 @@ if TYPE_CHECKING:  # for type checkers, editors and the API pages, which do not 
     from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair
     from ray_backfill.forecast.report import ForecastResults
     from ray_backfill.page import Differences
+    from ray_backfill.plan.report import PlanResults
 else:
 
     def __getattr__(name: str) -> Any:
@@ -93,7 +97,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps ``ray_backfill.engine.replay``, ``forecast``, ``export``, ``methods``, ``orders`` and ``merges`` functions.
+    """Keeps ``ray_backfill.engine.replay``, ``forecast``, ``export``, ``plan`` and others functions.
 
     Python binds a subpackage to its name in the package when it is first imported, over a function of that name.
     """

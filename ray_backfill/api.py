@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ray_backfill.forecast.report import ForecastResults
     from ray_backfill.learn.methods import Method
     from ray_backfill.learn.training.settings import FitSettings
+    from ray_backfill.plan.report import PlanResults
     from ray_backfill.workers.settings import Context
 
 
@@ -358,6 +359,35 @@ def export(run: str | Path, to: str | Path, *, method: str, merge: str = "", ord
     if not isinstance(run, str | Path):
         raise InputError("give the folder of a simulation, which simulate(..., out=FOLDER) writes")
     return export_run(local_path(run).absolute(), local_path(to).absolute(), method, merge, order)
+
+
+def plan(
+    results: str | Path, fleet: str | Path | None = None, *, what_if: Sequence[str] = (), out: str | Path | None = None
+) -> "PlanResults":
+    """Plan an upgrade: whether to merge online or to switch, as ``ray-backfill plan`` does.
+
+    >>> upgrade = rb.plan("runs/mine", "fleet.yaml", what_if=["workers=8,16,32"])
+    >>> upgrade.verdict, upgrade.frame, upgrade.flips
+
+    Args:
+        results: Folder that ``simulate`` or ``forecast`` wrote with ``out``, or the name of a recipe.
+        fleet: fleet.yaml: machines, prices and the service; docs/plan.md has its keys. None: hours are unknown.
+        what_if: Other values of an assumption, such as "workers=8,16,32".
+        out: Folder of the plan; by default ``plan`` in that of the results.
+
+    Returns:
+        The verdict, every way to upgrade and every assumption. Hours and dollars are NaN where they are unknown.
+
+    Raises:
+        InputError: Results are missing or have no interval, or the fleet is malformed.
+    """
+    from ray_backfill.plan.report import read_plan
+    from ray_backfill.plan.run import plan_upgrade
+
+    to = local_path(out).absolute() if out else None
+    return read_plan(
+        plan_upgrade(local_path(results).absolute(), Path(fleet) if fleet else None, to, what_if, "rb.plan(...)")
+    )
 
 
 def _folder_of(data: "str | Path | EmbeddingFolder") -> Path:

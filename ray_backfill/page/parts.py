@@ -62,7 +62,8 @@ def write_pages(folder: Path, curves: Callable[[], Sequence[Chart]], page: Calla
     Without matplotlib there is no ``curves.png``, and the page says how to have curves drawn.
     """
     try:
-        drawn, text = None if undrawn() else _png(curves()), page()
+        charts = [] if undrawn() else curves()
+        drawn, text = _png(charts) if charts else None, page()
     except Exception as error:
         error.add_note(f"The results in {folder} are complete; ray-backfill report makes their page again.")
         raise

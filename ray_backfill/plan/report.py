@@ -214,7 +214,7 @@ def charts_of(plan: PlanResults) -> list[Chart]:
     """Quality over hours, of a switch and of the best merges; none if hours are unknown."""
     names = dict.fromkeys(row.name for row in plan.shown if row.policy in (SWITCH, ONLINE))
     points = {name: [row for row in plan.hours if row.name == name] for name in names}
-    if not any(points.values()):
+    if plan.manifest["old"] is None or not any(points.values()):
         return []
     # Per cent, and days where hours are many.
     last = max(row.hour for rows in points.values() for row in rows)

@@ -7,6 +7,7 @@ from ray_backfill.core.schema import describe
 from ray_backfill.drill import tables as drill
 from ray_backfill.drill.journal import describe_entries
 from ray_backfill.forecast import tables as forecast
+from ray_backfill.plan import tables as plan
 from tests.test_structure import ROOT
 
 RESULTS, DRILL = (ROOT / "docs" / "results-format.md").read_text(encoding="utf-8").split("## `RUN/live`")
@@ -17,6 +18,7 @@ TABLES += [
     (RESULTS, f"`RUN/forecast/{name}.parquet`" if name != "sample" else "`DIR/sample.parquet`", row)
     for name, row in FORECAST
 ]
+TABLES += [(RESULTS, f"`RUN/plan/{name}.parquet`", row) for name, row in plan.TABLES.items()]
 
 
 @pytest.mark.parametrize(("page", "heading", "row_type"), TABLES, ids=[row.__name__ for _, _, row in TABLES])

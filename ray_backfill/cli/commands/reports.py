@@ -94,9 +94,10 @@ def run_report(job: ReportJob) -> None:
     live = [path for path in (folder, folder / "live") if (path / "checkpoints.parquet").exists()]
     simulations = [path for path in (folder, folder / "results", folder / "live") if (path / "curves.parquet").exists()]
     simulations = [path for path in simulations if path not in forecasts]
-    if not simulations and not live and not forecasts:
+    plans = [path for path in (folder, folder / "plan") if (path / "what_if.parquet").exists()]
+    if not simulations and not live and not forecasts and not plans:
         raise InputError(
-            f"{shown(folder)} holds no results: give the folder that simulate, forecast or drill wrote with --out"
+            f"{shown(folder)} holds no results: give the folder that simulate, forecast, drill or plan wrote"
         )
     if job.run is not None:
         from ray_backfill.compare.trec import write_lists
@@ -107,11 +108,13 @@ def run_report(job: ReportJob) -> None:
     from ray_backfill.compare.report import print_table, write_report
     from ray_backfill.drill.report import print_live_table, write_live_report
     from ray_backfill.forecast.report import print_forecast, write_forecast_report
+    from ray_backfill.plan.report import read_plan, write_plan_report
 
     products: tuple[tuple[Callable[[Path], None], Callable[[Path], None], list[Path]], ...] = (
         (write_report, print_table, simulations),
         (write_live_report, print_live_table, live),
         (write_forecast_report, print_forecast, forecasts),
+        (write_plan_report, lambda path: read_plan(path).show(), plans),
     )
     for write, show, paths in products:
         for path in paths:
