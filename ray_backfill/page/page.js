@@ -42,7 +42,7 @@ function addSwitches(group, controls) {
   if (group.querySelector(".band")) {
     const box = make("input", { type: "checkbox", checked: true });
     box.addEventListener("change", () => group.classList.toggle("without-bands", !box.checked));
-    controls.append(make("label", {}, box, " 95 % intervals"));
+    controls.append(make("label", {}, box, " intervals"));
   }
 }
 

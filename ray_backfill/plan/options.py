@@ -27,9 +27,9 @@ _GB, _MONTH_H = 1e9, 720.0
 # Moments of a plan at most: more are not drawn.
 _MOMENTS = 200
 
-SWITCH, ADDED_FIELD, ONLINE, CASCADE, TENANTS, NOTHING = (
-    "switch", "added field", "online", "cascade", "tenant by tenant", "do nothing",
-)  # fmt: skip
+SWITCH, ONLINE, CASCADE, TENANTS, NOTHING = "switch", "online", "cascade", "tenant by tenant", "do nothing"
+# Both hold two vectors of each item, and nobody sees the new ones before the end.
+_SWITCH = "second collection or added field, then switch"
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +142,7 @@ def find_options(
     is_new = (hours[None, :] >= switched[:, None]) & is_whole[:, None]
     after = step[:, None] * is_new
     choices = [
-        choice(SWITCH, "second collection, then switch", None, switched, shared(backfill, switched), after),
-        choice(ADDED_FIELD, "added field, then switch", None, switched, shared(backfill, switched), after),
+        choice(SWITCH, _SWITCH, None, switched, shared(backfill, switched), after),
         choice(
             NOTHING,
             "do nothing",

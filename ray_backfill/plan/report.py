@@ -195,12 +195,6 @@ def _assumption_cells(row: AssumptionRow) -> list[str]:
 def tables_of(plan: PlanResults) -> dict[str, PageTable]:
     """The tables of the page, by name."""
     return {
-        "questions": text_table(
-            "questions",
-            ("question", "answer"),
-            [[q, answer] for q, answer in plan.manifest["answers"].items()],
-            "cards",
-        ),
         "options": text_table("ways to upgrade", _OPTIONS, [_option_cells(row) for row in plan.shown], "cards"),
         "flips": text_table("what changes the verdict", _FLIPS, [_flip_cells(row) for row in plan.flips], "cards"),
         "what_if": text_table("with other values", _WHAT_IF, [_what_if_cells(row) for row in plan.what_if], "cards"),
@@ -232,10 +226,32 @@ def charts_of(plan: PlanResults) -> list[Chart]:
     ends = np.array([0.0, last / size])
     curves.append(DrawnCurve("old", "old service", f"{old:.1f}", REFERENCE_STYLES["old"], ends, np.full(2, old)))
     metric = plan.manifest["metric"]
-    return [
-        Chart(f"{metric} over the backfill", f"{metric} (%)", "end", tuple(curves), x_unit=f"{unit} since the start",
-              place=unit, x_range=(0.0, last / size), y_range=range_of(curves))
-    ]  # fmt: skip
+    over_time = Chart(
+        f"{metric} over the backfill", f"{metric} (%)", "end", tuple(curves), x_unit=f"{unit} since the start",
+        place=unit, x_range=(0.0, last / size), y_range=range_of(curves),
+    )  # fmt: skip
+    priced = [row for row in plan.shown if math.isfinite(row.dollars) and math.isfinite(row.point_days)]
+    points_of = [
+        DrawnCurve(
+            row.name,
+            row.name,
+            f"{row.point_days:,.1f}",
+            numbered_style(place),
+            np.array([row.dollars]),
+            np.array([row.point_days]),
+        )
+        for place, row in enumerate(priced)
+    ]
+    most = 1.05 * max((row.dollars for row in priced), default=0.0)
+    if not most > 0:
+        return [over_time]
+    heights = [row.point_days for row in priced]
+    room = 0.1 * (max(heights) - min(heights)) or 1.0
+    front = Chart(
+        "What point-days cost", "point-days", "point-days", tuple(points_of), x_unit="dollars in all", place="$",
+        x_range=(-0.05 * most, most), y_range=(min(heights) - room, max(heights) + room),
+    )  # fmt: skip
+    return [over_time, front]
 
 
 def render(plan: PlanResults) -> str:
@@ -247,6 +263,7 @@ def render(plan: PlanResults) -> str:
         sentence=bind(facts["sentence"]),
         inequality=bind(facts["inequality"]),
         basis=facts["basis"],
+        answers={question: bind(answer) for question, answer in facts["answers"].items()},
         next=facts["next"],
         command=facts["command"],
         curves=page_charts(charts_of(plan), "curves"),
@@ -256,18 +273,13 @@ def render(plan: PlanResults) -> str:
 
 def markdown(plan: PlanResults) -> str:
     """The same as Markdown."""
-    facts, lines = (
-        plan.manifest,
-        [f"# {plan.verdict}", "", f"{plan.manifest['inequality']}. {plan.manifest['basis']}", ""],
-    )
+    facts = plan.manifest
+    lines = [f"# {plan.verdict}", "", f"{facts['inequality']}. {facts['basis']}", ""]
+    lines += [f"- **{question}** {answer}" for question, answer in facts["answers"].items()]
     for title, table in tables_of(plan).items():
         if table.rows:
             heads = [head.label for head in table.heads]
             rows = [[cell.text.replace("|", "\\|") for cell in row.cells] for row in table.rows]
-            lines += [
-                f"## {title.replace('_', ' ').capitalize()}",
-                "",
-                *(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)),
-                "",
-            ]
-    return "\n".join([*lines, *(f"    {command}" for command in facts["next"]), ""])
+            drawn = (f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
+            lines += ["", f"## {title.replace('_', ' ').capitalize()}", "", *drawn]
+    return "\n".join([*lines, "", *(f"    {command}" for command in facts["next"]), ""])

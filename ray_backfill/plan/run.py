@@ -165,5 +165,6 @@ def _commands(evidence: Evidence, results: Path, judged: Judged) -> list[str]:
     curve = judged.choice.curve
     if why_not(find_methods((curve.method,))[0]) or judged.verdict in (Verdict.STOP, Verdict.EXPAND, Verdict.SWITCH):
         return []
-    words = ["--method", curve.method, "--merge", curve.merge, "--order", curve.order, "--to", str(results / "upgrade")]
-    return [shlex.join(["ray-backfill", "export", str(results), *words])]
+    run = results.relative_to(Path.cwd()) if results.is_relative_to(Path.cwd()) else results
+    words = ["--method", curve.method, "--merge", curve.merge, "--order", curve.order, "--to", str(run / "upgrade")]
+    return [shlex.join(["ray-backfill", "export", str(run), *words])]

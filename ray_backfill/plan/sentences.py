@@ -54,6 +54,18 @@ def answers(
                 if options.online.is_known and first > 0
                 else ""
             )
+            between = ""
+            if np.isfinite(limits).all() and limits[1] > limits[0]:
+                between = f" (95 % interval {percent(limits[0], 0)} to {percent(limits[1], 0)} %)"
+            said["When is it safe?"] = (
+                f"{choice.name}: at no share of the backfill does it stay at the old service or above."
+            )
+        else:
+            when = (
+                f", that is from {spread(*_when(options.online, first))} on"
+                if options.online.is_known and first > 0
+                else ""
+            )
             between = (
                 f" (95 % interval {percent(limits[0], 0)} to {percent(limits[1], 0)} %)"
                 if np.isfinite(limits).all()
@@ -83,6 +95,7 @@ def answers(
                 f"{percent_sign(curve.lost.first_day)} of queries lose their right first result on the first day, "
                 f"{percent_sign(curve.lost.worst)} at the worst moment{curve.lost.beside}."
             )
+        said["Which items first?"] = f"In the order {curve.order}; ray-backfill export writes it as order.csv."
         reached = quantiles(options.online.end)
         if options.online.is_known and reached[1] < 1 - 1e-9:
             quality = tuple(float(np.interp(share, curve.t, curve.value)) for share in reached)
@@ -104,11 +117,11 @@ def answers(
             words.append(f"{count(deadline.workers)} workers are enough for 90 %")
         elif fleet.workers:
             words.append("32 times as many workers would not be enough for 90 %")
-        independent = [one.name for one in options.choices if one.curve is not None and not one.needs_old]
-        no_old = f" Without the old model's queries work: {listed(independent, 'and')}." if independent else (
-            " Every way here needs old embeddings of queries until its end."
-        )  # fmt: skip
-        said["Is it in time?"] = f"{'; '.join(words)}.{no_old}"
+        free = sum(one.curve is not None and not one.needs_old for one in options.choices)
+        if choice is not None:
+            needs = "needs" if choice.needs_old else "does not need"
+            words.append(f"{choice.name} {needs} the old model for queries until then, as {free} other ways do not")
+        said["Is it in time?"] = f"{'; '.join(words)}."
     a_day = a["inserted_per_day"]
     cost = f"each day {count(a_day)} items arrive, which the old model has to embed before a return"
     free = "it costs nothing, because no items arrive that would need old vectors"

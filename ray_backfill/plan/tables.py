@@ -23,7 +23,7 @@ class AssumptionRow:
 class OptionRow:
     """A way to upgrade."""
 
-    policy: Annotated[str, "`switch`, `added field`, `online`, `cascade`, `tenant by tenant` or `do nothing`"]
+    policy: Annotated[str, "`switch`, `online`, `cascade`, `tenant by tenant` or `do nothing`"]
     name: str
     method: Annotated[str, "empty without a method"]
     order: str

@@ -52,7 +52,7 @@ LINES = [
 # Commands with a positional argument, whose text stands on their first pages.
 POSITIONAL = (
     *(("doctor", ["my_embeddings"]), ("sample", ["my_embeddings"]), ("report", ["runs/mine"])),
-    ("export", ["runs/mine"]),
+    *(("export", ["runs/mine"]), ("plan", ["runs/mine"])),
 )
 
 

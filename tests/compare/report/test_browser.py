@@ -89,7 +89,7 @@ def test_lines_and_intervals_are_switched_on_and_off(browser: "Browser", run: Pa
     assert not chart.locator(".plot .band[data-key='rm']").is_visible()
     box.check()
     assert line.is_visible()
-    page.get_by_label("95 % intervals").first.uncheck()
+    page.get_by_label("intervals").first.uncheck()
     assert drawn(chart.locator(".plot .band")) == 0
     page.get_by_role("button", name="all lines").first.click()
     assert drawn(lines) == 17
