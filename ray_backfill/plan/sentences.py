@@ -45,32 +45,12 @@ def answers(
         curve = choice.curve
         first, *limits = curve.from_share
         if math.isnan(first):
-            said["When is it safe?"] = (
-                f"{choice.name}: at no share of the backfill does it stay at the old service or above."
-            )
+            said["When is it safe?"] = f"{choice.name}: at no share does it stay at the old service or above."
         else:
-            when = (
-                f", that is from {spread(*_when(options.online, first))} on"
-                if options.online.is_known and first > 0
-                else ""
-            )
-            between = ""
+            between, is_known = "", options.online.is_known and first > 0
             if np.isfinite(limits).all() and limits[1] > limits[0]:
                 between = f" (95 % interval {percent(limits[0], 0)} to {percent(limits[1], 0)} %)"
-            said["When is it safe?"] = (
-                f"{choice.name}: at no share of the backfill does it stay at the old service or above."
-            )
-        else:
-            when = (
-                f", that is from {spread(*_when(options.online, first))} on"
-                if options.online.is_known and first > 0
-                else ""
-            )
-            between = (
-                f" (95 % interval {percent(limits[0], 0)} to {percent(limits[1], 0)} %)"
-                if np.isfinite(limits).all()
-                else ""
-            )
+            when = f", that is from {spread(*_when(options.online, first))} on" if is_known else ""
             said["When is it safe?"] = (
                 f"{choice.name} is not below the old service from {percent(first, 0)} % backfilled on{between}{when}."
             )
