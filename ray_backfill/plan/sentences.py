@@ -68,8 +68,8 @@ def answers(
             middle = np.median(choice.lead, axis=0)
             means = {int(place): float(middle[number == place].mean()) for place in np.unique(number)}
             worst = min(means, key=lambda place: means[place])
-            when = f"{'Week' if days == 7 else 'Day'} {worst + 1}: {points(abs(means[worst]))} of {evidence.metric}"
-            said["Which time is worst?"] = f"{when} {'above' if means[worst] >= 0 else 'below'} the old service."
+            period = f"{'Week' if days == 7 else 'Day'} {worst + 1}: {points(abs(means[worst]))} of {evidence.metric}"
+            said["Which time is worst?"] = f"{period} {'above' if means[worst] >= 0 else 'below'} the old service."
         if curve.lost is not None:
             said["Who is worse off?"] = (
                 f"{percent_sign(curve.lost.first_day)} of queries lose their right first result on the first day, "
@@ -100,13 +100,13 @@ def answers(
         free = sum(one.curve is not None and not one.needs_old for one in options.choices)
         if choice is not None:
             needs = "needs" if choice.needs_old else "does not need"
-            words.append(f"{choice.name} {needs} the old model for queries until then, as {free} other ways do not")
+            words.append(f"{choice.name} {needs} the old model for queries until then, and {free} ways do not need it")
         said["Is it in time?"] = f"{'; '.join(words)}."
     a_day = a["inserted_per_day"]
     cost = f"each day {count(a_day)} items arrive, which the old model has to embed before a return"
-    free = "it costs nothing, because no items arrive that would need old vectors"
+    nothing = "it costs nothing, because no items arrive that would need old vectors"
     said["Until when can we go back?"] = (
-        f"As long as the old vectors are kept, in a second partition; {cost if a_day else free}."
+        f"As long as the old vectors are kept, in a second partition; {cost if a_day else nothing}."
     )
     missing = [name for name, quantity in known.items() if quantity.origin is Origin.UNKNOWN]
     said["What is unknown?"] = f"{listed(missing, 'and')}." if missing else "Nothing that this plan uses."
