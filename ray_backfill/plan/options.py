@@ -193,9 +193,11 @@ def _shares(backfill: Backfill, hours: Floats) -> Floats:
     """(R, M) share that is backfilled at each moment."""
     if not len(hours):
         return np.empty((len(backfill.finish), 0))
-    # Moments of all runs are the same, so one place and one weight serve them.
     place = np.clip(np.searchsorted(backfill.hours, hours, side="right") - 1, 0, len(backfill.hours) - 2)
-    weight = np.clip((hours - backfill.hours[place]) / np.diff(backfill.hours)[place], 0.0, 1.0)
+    begin, end, finish = backfill.hours[place], backfill.hours[place + 1], backfill.finish[:, None]
+    # Within a span the share grows evenly, until the run is finished.
+    until = np.where((finish > begin) & (finish < end), finish, end)
+    weight = np.clip((hours - begin) / (until - begin), 0.0, 1.0)
     share = backfill.share.astype(np.float64)
     between: Floats = share[:, place] * (1 - weight) + share[:, place + 1] * weight
     return between
