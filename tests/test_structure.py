@@ -29,13 +29,14 @@ ROOMS = [
         "drill",
         "export",
         "recipes",
+        "plan",
     ),
     *("api", "cli", "__main__"),
 ]
 FLOOR_OF = {room: floor for floor, room in enumerate(ROOMS)}
 # Library -> the rooms, or modules of rooms, that may import it.
 ONLY_IN = {
-    "ray": {"workers", "recipes", "compare.ray", "forecast.ray", "drill.ray", "encode.ray"},
+    "ray": {"workers", "recipes", "compare.ray", "forecast.ray", "drill.ray", "encode.ray", "plan.ray"},
     "faiss": {"engine.index", "engine.stack"},
     "numba": {"core"},
     "threadpoolctl": {"engine", "forecast", "learn"},
@@ -56,8 +57,8 @@ ONLY_IN = {
     "PIL": {"images", "encode"},
     "pooch": {"images"},
     "sklearn": {"engine"},
-    "scipy": {"engine", "images", "learn", "forecast"},
-    "psycopg": {"data"},
+    "scipy": {"engine", "images", "learn", "forecast", "plan"},
+    "psycopg": {"data", "plan.builds"},
     "qdrant_client": {"data"},
     "pymilvus": {"data"},
     "lance": {"data"},

@@ -54,6 +54,11 @@ class SentenceTransformers:
         with precision(self._spec):
             return encode(list(prepared), **how)
 
+    def count_tokens(self, texts: Sequence[Any]) -> int:
+        """Tokens of texts, as the model reads them."""
+        made = self._model.tokenize(list(texts))
+        return int(made["attention_mask"].sum() if "attention_mask" in made else made["input_ids"].numel())
+
     def identity(self) -> dict[str, Any]:
         model, settings = self._model, []
         for module in model:
