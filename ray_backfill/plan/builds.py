@@ -193,6 +193,7 @@ def _table(address: str, dimensions: int) -> Iterator[_Table]:
     try:
         with psycopg.connect(address, autocommit=True) as connection:
             yield _Table(connection, dimensions)
+            connection.execute("DROP TABLE measured")
     except psycopg.Error as error:
         said = " ".join(str(error).split())
         remedy = "; raise --maintenance-work-mem" if "maintenance_work_mem" in said else ""

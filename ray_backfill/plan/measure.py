@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import cycle
 from math import inf, nan
 from pathlib import Path
@@ -29,7 +30,7 @@ from ray_backfill.core.stages import make_folder
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.identity import stating
 from ray_backfill.data.write import vector_column, write_parquet
-from ray_backfill.encode.encoder import TEXT, Device, Model, by_length
+from ray_backfill.encode.encoder import IMAGE, TEXT, Device, Model, by_length
 from ray_backfill.encode.items import PLACE, ItemSettings, ItemSources, write_items
 from ray_backfill.encode.kinds import all_kinds, load_model
 from ray_backfill.encode.part import contents_of
@@ -41,7 +42,7 @@ from ray_backfill.plan.rates import Rate, Rates
 from ray_backfill.workers.settings import EmbedActors, threads_of
 
 # Items that are cycled, at most.
-_MOST_TEXTS, _MOST_IMAGES = 4_000, 512
+_MOST = {TEXT: 4_000, IMAGE: 512}
 _WINDOW_S, _WARM_UP_S = 5.0, 2.0
 # A stage whose inputs take longer to make than the stage itself ends after so many times its seconds.
 _MOST_TIMES = 3
@@ -72,111 +73,102 @@ class MeasureSettings:
             raise InputError(f"--maintenance-work-mem is written as 64MB or 2GB, not {self.maintenance_work_mem!r}")
 
 
-@dataclass(frozen=True)
-class Job:
-    """What is to be measured. scratch: a folder on the disk that a run would write to. path: folders of modules."""
+def measure(
+    spec: Spec, sources: ItemSources, settings: MeasureSettings, items: ItemSettings, actors: EmbedActors,
+    scratch: Path, command: str = "",
+) -> Rates:  # fmt: skip
+    """Measure in this process or, with RAY_ADDRESS, as one task on that cluster.
 
-    spec: Spec
-    sources: ItemSources
-    settings: MeasureSettings
-    items: ItemSettings
-    actors: EmbedActors
-    scratch: Path
-    command: str = ""
-    path: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.actors.require_own_decoders()
-        if all_kinds()[self.spec.kind].reads:
-            raise InputError(
-                f"{self.spec} is a service that charges for what it reads, and its limits set its pace; write price "
-                "and limits in the section provider: of fleet.yaml instead"
-            )
-        if self.spec.kind == "cached":
-            raise InputError(f"{self.spec} looks vectors up and embeds nothing; name the model that made them")
-
-
-def measure(job: Job) -> Rates:
-    """Measure here, or as one task on the cluster of RAY_ADDRESS.
-
-    Cost: the seconds of each of the four stages and, for each kind of index, of builds and searches.
+    scratch: a folder on the disk that a run would write to, which is left as it was. Cost: the seconds of each of the
+    four stages and, for each kind of index, of builds and searches.
 
     Raises:
-        InputError: The items, the model or the store cannot be used.
+        InputError: The items, the model or the store cannot be used, or the model is a service that charges.
     """
-    if os.environ.get("RAY_ADDRESS"):
-        from ray_backfill.plan.ray import measure_on_cluster
+    actors.require_own_decoders()
+    if all_kinds()[spec.kind].reads:
+        raise InputError(
+            f"{spec} is a service that charges for what it reads, and its limits set its pace; write price and limits "
+            "in the section provider: of fleet.yaml instead"
+        )
+    if spec.kind == "cached":
+        raise InputError(f"{spec} looks vectors up and embeds nothing; name the model that made them")
+    make_folder(scratch)
+    with TemporaryDirectory(prefix=".measure-", dir=scratch) as name:
+        folder, threads = Path(name), threads_of(actors)
+        write_items(folder / "items", sources, replace(items, draw_queries=1, draw_train=0))
+        work = partial(_measure, spec, sources.modality, settings, folder, items.part_rows, threads, command)
+        if os.environ.get("RAY_ADDRESS"):
+            from ray_backfill.plan.ray import run_as_actor
 
-        return measure_on_cluster(job)
-    return measure_here(job, "cuda" if expects_gpu() else "cpu")
+            return run_as_actor(work, actors)
+        return work("cuda" if expects_gpu() else "cpu")
 
 
-def measure_here(job: Job, device: str) -> Rates:
-    """Measure in this process, on this device."""
-    settings, is_text, threads = job.settings, job.sources.modality == TEXT, threads_of(job.actors)
-    make_folder(job.scratch)
-    with TemporaryDirectory(prefix=".measure-", dir=job.scratch) as scratch:
-        items = write_items(Path(scratch) / "items", job.sources, replace(job.items, draw_queries=1, draw_train=0))
-        with step("load the model"):
-            model = load_model(job.spec, job.sources.modality, Device(device, threads))
-            identity = {"name": job.spec.recorded_name()} | model.identity()
-        batches = _batches(part_files(items / "gallery.parquet"), model.size, _MOST_TEXTS if is_text else _MOST_IMAGES)
-        part = Path(scratch) / "part.parquet"  # one of a large collection, also where this one is small
-        sample = pa.concat_tables(batches)
-        write_parquet(part, sample.take(np.resize(np.arange(len(sample)), job.items.part_rows)))
-        with step("look at the items"):
-            characters, tokens = _lengths(model, batches, threads)
-        if settings.store:
-            check_store(settings.store, model.dims, settings.maintenance_work_mem)
-        embedded: dict[int, tuple[pa.Table, Any]] = {}
+def _measure(
+    spec: Spec, modality: str, settings: MeasureSettings, folder: Path, part_rows: int, threads: int, command: str,
+    device: str,
+) -> Rates:  # fmt: skip
+    with step("load the model"):
+        model = load_model(spec, modality, Device(device, threads))
+        identity = {"name": spec.recorded_name()} | model.identity()
+    batches = _batches(part_files(folder / "items" / "gallery.parquet"), model.size, _MOST[modality])
+    sample, part = pa.concat_tables(batches), folder / "part.parquet"
+    write_parquet(part, _repeated(sample, part_rows))  # as large as those of a large collection
+    with step("look at the items"):
+        characters, tokens = _lengths(model, batches, threads)
+    if settings.store:
+        check_store(settings.store, model.dims, settings.maintenance_work_mem)
+    order, embedded = cycle(range(len(batches))), dict[int, tuple[pa.Table, Any]]()
 
-        def read() -> tuple[int, float]:
-            began = perf_counter()
-            table = pq.read_table(part)
-            for place in table.to_pylist() if not is_text else ():
-                _read_bytes(place)
-            return len(table), perf_counter() - began
+    def read() -> tuple[int, float]:
+        began, table = perf_counter(), pq.read_table(part)
+        for place in table.to_pylist() if modality == IMAGE else ():
+            with suppress(OSError), Path(place["image"]).open("rb") as file:  # told when it is decoded
+                file.seek(place.get("offset") or 0)
+                file.read(place.get("bytes") or -1)
+        return len(table), perf_counter() - began
 
-        def prepare(number: int) -> tuple[int, float]:
-            began = perf_counter()
-            table, _ = _prepared(model, batches[number], threads)
-            return len(table), perf_counter() - began
+    def prepare() -> tuple[int, float]:
+        began = perf_counter()
+        table, _ = _prepared(model, batches[next(order)], threads)
+        return len(table), perf_counter() - began
 
-        def embed(number: int) -> tuple[int, float]:
-            table, prepared = _prepared(model, batches[number], threads)
-            began = perf_counter()
-            vectors = model.vectors(prepared, "document", table["id"].to_pylist())
-            took = perf_counter() - began
-            embedded.setdefault(number, (table, vectors))
-            return len(table), took
+    def embed() -> tuple[int, float]:
+        number = next(order)
+        table, prepared = _prepared(model, batches[number], threads)
+        began = perf_counter()
+        vectors = model.vectors(prepared, "document", table["id"].to_pylist())
+        took = perf_counter() - began
+        embedded.setdefault(number, (table, vectors))
+        return len(table), took
 
-        order = cycle(range(len(batches)))
-        works: dict[str, Call] = {
-            "read": read, "prepare": lambda: prepare(next(order)), "embed": lambda: embed(next(order)),
-        }  # fmt: skip
-        stages = [_timed(stage, work, settings.seconds) for stage, work in works.items()]
-        vectors = np.concatenate([of_batch for _, of_batch in embedded.values()])
-        rows = pa.concat_tables([table for table, _ in embedded.values()]).append_column("new", vector_column(vectors))
-        rows = rows.drop_columns([name for name in PLACE if name in rows.column_names])
-        rows = stating(rows.take(np.resize(np.arange(len(rows)), job.items.part_rows)), {"new": identity})
+    stages = [_timed(work.__name__, work, settings.seconds) for work in (read, prepare, embed)]
+    tables, of_batches = zip(*embedded.values(), strict=True)
+    vectors, rows = np.concatenate(of_batches), pa.concat_tables(tables)
+    rows = rows.drop_columns([name for name in PLACE if name in rows.column_names])
+    rows = stating(_repeated(rows.append_column("new", vector_column(vectors)), part_rows), {"new": identity})
 
-        def write() -> tuple[int, float]:
-            began = perf_counter()
-            write_parquet(Path(scratch) / "written.parquet", rows)
-            return len(rows), perf_counter() - began
+    def write() -> tuple[int, float]:
+        began = perf_counter()
+        write_parquet(folder / "written.parquet", rows)
+        return len(rows), perf_counter() - began
 
-        stages.append(_timed("write", write, settings.seconds))
+    stages.append(_timed("write", write, settings.seconds))
     indexed = measure_faiss(vectors, settings.seconds)
     if settings.store:
         indexed += measure_pgvector(settings.store, vectors, settings.seconds, settings.maintenance_work_mem)
-    machine = {
-        "cpus": usable_cpus(), "threads": threads, "device": device, "processor": _processor(),
-        "system": platform.platform(), "python": platform.python_version(), "ray_backfill": __version__,
-    }  # fmt: skip
+    machine = {"cpus": usable_cpus(), "threads": threads, "device": device, "processor": _processor()}
+    machine |= {"system": platform.platform(), "python": platform.python_version(), "ray_backfill": __version__}
     return Rates(
-        identity["name"], identity, job.sources.modality, model.dims, tuple(stages), indexed.builds, indexed.searches,
-        machine, datetime.now(UTC).isoformat(timespec="seconds"), job.command, characters, tokens,
+        identity["name"], identity, modality, model.dims, tuple(stages), indexed.builds, indexed.searches, machine,
+        datetime.now(UTC).isoformat(timespec="seconds"), command, characters, tokens,
     )  # fmt: skip
+
+
+def _repeated(table: pa.Table, rows: int) -> pa.Table:
+    """So many rows: the first ones, or all of them several times."""
+    return table.take(pa.array(np.arange(rows) % len(table)))
 
 
 def _batches(parts: Sequence[Path], size: int, most: int) -> list[pa.Table]:
@@ -223,13 +215,6 @@ def _lengths(model: Model, batches: Sequence[pa.Table], threads: int) -> tuple[f
         _, broken = contents_of(batches[0], threads)
         raise InputError(f"none of the items can be embedded: {next(iter(broken.values()))}")
     return characters / items, tokens / items
-
-
-def _read_bytes(place: dict[str, Any]) -> None:
-    """Read the file of an image, or its bytes in a shard; what is missing is told by the stage that decodes."""
-    with suppress(OSError), Path(place["image"]).open("rb") as file:
-        file.seek(place.get("offset") or 0)
-        file.read(place.get("bytes") or -1)
 
 
 def _timed(stage: str, work: Call, seconds: float) -> Rate:

@@ -10,7 +10,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.encode.encoder import IMAGE, TEXT
 from ray_backfill.encode.items import ItemSettings, ItemSources
 from ray_backfill.encode.kinds import parse_spec
-from ray_backfill.plan.measure import Job, MeasureSettings, measure
+from ray_backfill.plan.measure import MeasureSettings, measure
 from ray_backfill.plan.rates import Rates, write_rates
 from ray_backfill.workers.settings import EmbedActors
 
@@ -54,7 +54,7 @@ def run_measure(job: MeasureJob) -> None:
     sources = ItemSources(TEXT if job.texts else IMAGE, job.texts or job.images)
     spec = parse_spec(job.new, "--new")
     with interruptible():
-        rates = measure(Job(spec, sources, job.settings, job.items, job.actors, out.parent, command_line()))
+        rates = measure(spec, sources, job.settings, job.items, job.actors, out.parent, command_line())
         write_rates(out, rates)
     print("\n".join(_lines(rates)))
     print(f"rates: {shown(out)}")
