@@ -70,7 +70,7 @@ def measure_faiss(vectors: Vectors, seconds: float) -> Indexed:
 
 def check_store(address: str, dimensions: int, memory: str) -> None:
     """Raise InputError unless pgvector can build both indexes over vectors of these dimensions. It leaves nothing."""
-    with _table(address, dimensions) as table:
+    with store_table(address, dimensions) as table:
         table.set_memory(memory)
         table.insert(np.random.default_rng(0).normal(size=(2, dimensions)).astype(np.float32))
         for kind in ("hnsw", "ivfflat"):
@@ -87,10 +87,10 @@ def measure_pgvector(address: str, vectors: Vectors, seconds: float, memory: str
     for kind, allowed, first in (
         ("hnsw", memory, _FIRST_ITEMS), ("ivfflat", memory, _FIRST_ITEMS), ("hnsw", _LEAST_MEMORY, _NO_ROOM_FOR),
     ):  # fmt: skip
-        with _table(address, vectors.shape[1]) as table:
+        with store_table(address, vectors.shape[1]) as table:
             limit = table.set_memory(allowed)
 
-            def build(items: int, kind: str = kind, table: _Table = table) -> tuple[float, None]:
+            def build(items: int, kind: str = kind, table: Table = table) -> tuple[float, None]:
                 table.insert(enlarged(vectors, items)[table.rows :])
                 return table.build(kind), None
 
@@ -143,7 +143,7 @@ def _searched(
     return Search(kind, largest.dimensions, largest.items, asked / (perf_counter() - began))
 
 
-class _Table:
+class Table:
     """A temporary table of vectors, which PostgreSQL drops with its session."""
 
     def __init__(self, connection: Any, dimensions: int) -> None:
@@ -187,12 +187,12 @@ class _Table:
 
 
 @contextmanager
-def _table(address: str, dimensions: int) -> Iterator[_Table]:
+def store_table(address: str, dimensions: int) -> Iterator[Table]:
     with client_of("a PostgreSQL store", "'psycopg[binary]'"):
         import psycopg
     try:
         with psycopg.connect(address, autocommit=True) as connection:
-            yield _Table(connection, dimensions)
+            yield Table(connection, dimensions)
             connection.execute("DROP TABLE measured")
     except psycopg.Error as error:
         said = " ".join(str(error).split())

@@ -93,6 +93,19 @@ def test_tokens_are_counted_by_the_models_own_tokenizer(kind: str, bert: Path, t
         assert (rates.tokens_per_item, rates.characters_per_item) == (tokens, len(text.strip()))
 
 
+def test_tokens_of_a_table_of_word_vectors_are_counted(bert: Path, tmp_path: Path) -> None:
+    """It reads texts of any length, and adds no tokens of its own."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(bert / "tokenizer.json"))
+    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu").save(str(tmp_path / "st"))
+    source = texts(tmp_path / "texts.jsonl", text="cat " * 20)
+    rates = measured(f"sentence-transformers:{tmp_path / 'st'}", source, tmp_path, seconds=0.1)
+    assert (rates.tokens_per_item, rates.dimensions) == (20, 8)
+
+
 def test_images_are_decoded_and_broken_ones_do_not_count(tmp_path: Path) -> None:
     root = tmp_path / "images"
     root.mkdir()
