@@ -36,7 +36,7 @@ ROOMS = [
 FLOOR_OF = {room: floor for floor, room in enumerate(ROOMS)}
 # Library -> the rooms, or modules of rooms, that may import it.
 ONLY_IN = {
-    "ray": {"workers", "recipes", "compare.ray", "forecast.ray", "drill.ray", "encode.ray"},
+    "ray": {"workers", "recipes", "compare.ray", "forecast.ray", "drill.ray", "encode.ray", "plan.ray"},
     "faiss": {"engine.index", "engine.stack"},
     "numba": {"core"},
     "threadpoolctl": {"engine", "forecast", "learn"},
@@ -58,7 +58,7 @@ ONLY_IN = {
     "pooch": {"images"},
     "sklearn": {"engine"},
     "scipy": {"engine", "images", "learn", "forecast", "plan"},
-    "psycopg": {"data"},
+    "psycopg": {"data", "plan.builds"},
     "yaml": {"plan"},
     "qdrant_client": {"data"},
     "pymilvus": {"data"},

@@ -22,6 +22,7 @@ COMMANDS = {
     "forecast": "samples",
     "simulate": "backfills",
     "drill": "backfills",
+    "measure": "measures",
     "report": "reports",
     "plan": "plans",
     "export": "exports",

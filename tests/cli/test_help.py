@@ -45,6 +45,7 @@ LINES = [
     ("fit", ["--old", "hf:a", "--new", "hf:b", "--texts", "texts.csv"]),
     ("fit", []),
     ("reproduce", ["--recipe", "landmarks"]),
+    ("measure", ["--new", "hf:a"]),
     ("import", ["--out", "my_embeddings"]),
     ("forecast", ["my_embeddings"]),
     ("forecast", ["--old", "hf:a", "--new", "hf:b", "--texts", "texts.csv"]),

@@ -194,6 +194,7 @@ COMMANDS = {
     "import": "--out {out} --gallery {secret}",
     "doctor": "{secret}",
     "report": "{secret}",
+    "measure": "--out {out} --new hf:a --texts {secret} --store {secret}",
     "train": "--out {out} --model {secret}",
     "embed": "--out {out} --recipe manifest --data-root {data} --images.images {secret} --only {secret}",
     "reproduce": "--recipe landmarks --out {out} --findings {secret} --methods {secret}",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,11 @@ class SentenceTransformers:
         with precision(self._spec):
             return encode(list(prepared), **how)
 
+    def count_tokens(self, texts: Sequence[Any]) -> int:
+        """Tokens of texts, as the model reads them."""
+        made = self._model.tokenize(list(texts))
+        return int(made["attention_mask"].sum() if "attention_mask" in made else made["input_ids"].numel())
+
     def identity(self) -> dict[str, Any]:
         model, settings = self._model, []
         for module in model:
@@ -63,7 +69,7 @@ class SentenceTransformers:
         tokenizer = getattr(model, "tokenizer", None)
         return {
             "weights": hash_of_tensors(model.state_dict().items()), "pipeline": hash_of_text(json.dumps(settings)),
-            "length": model.max_seq_length, "prompts": dict(model.prompts or {}),
+            "length": model.max_seq_length if model.max_seq_length != inf else None, "prompts": dict(model.prompts or {}),
             "default_prompt": model.default_prompt_name or "",
             "tokenizer": hash_of_tokenizer(tokenizer) if hasattr(tokenizer, "get_vocab") else "",
         }  # fmt: skip
