@@ -54,8 +54,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stages": [{"stage": "red", "items_per_s": 1.0, "windows": []}]}, "unknown stage 'red'; did you mean read"),
     ({"stages": [{"stage": "read", "items_per_s": -1.0, "windows": []}]}, "items_per_s .* above 0, not -1.0"),
     ({"stages": [{"stage": "read", "items_per_s": float("inf"), "windows": []}]}, "must be a finite number"),
-    ({"stages": [{"stage": "read", "items_per_s": 1.0, "windows": [float("nan")]}]}, "windows of stages.* not nan"),
-    ({"stages": [{"stage": "read", "items_per_s": 1.0, "windows": "fast"}]}, "must be a list of numbers"),
+    (
+        {"stages": [{"stage": "read", "items_per_s": 1.0, "windows": [float("nan")]}]},
+        "windows of stages.* not .nan",
+    ),
+    ({"stages": [{"stage": "read", "items_per_s": 1.0, "windows": "fast"}]}, "must be a list of such numbers"),
     ({"stages": [{"stage": "read", "items_per_s": 1, "windows": []}] * 2}, "a stage is there twice"),
     ({"stages": [{"stage": "read", "windows": []}]}, r"stages\[0\] lacks items_per_s"),
     ({"builds": [{"kind": "hnsw", "dimensions": 8, "items": 0, "seconds": 1.0}]}, "items of .* not 0"),
