@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from math import exp, inf, isfinite, isnan, log, nan, sqrt
+from math import exp, inf, isnan, log, nan, sqrt
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -21,6 +21,8 @@ SCHEMA = 1
 # Bytes of an item in an index while it is built, besides four for each dimension: its neighbours. Those of pgvector's
 # graph of 16 neighbours are as PostgreSQL says in benchmarks/index_builds.py; other indexes have less.
 GRAPH_BYTES = 715
+# Logarithm of the longest time, which no float exceeds.
+_LONGEST = 700.0
 RowT = TypeVar("RowT")
 Interval = tuple[float, float, float]
 
@@ -180,7 +182,7 @@ def build_seconds(builds: Sequence[Build], kind: str, dimensions: int, items: in
     noise = sqrt(float(((y - start - slope * x) ** 2).sum()) / free)
     far = (log(items) - x.mean()) ** 2 / ((x - x.mean()) ** 2).sum()
     half = float(stdtrit(free, 0.975)) * noise * sqrt(1 + 1 / len(same) + far)
-    return (exp(middle - half), exp(middle), exp(middle + half)) if isfinite(half) else (nan, exp(middle), nan)
+    return exp(middle - half), exp(middle), exp(min(middle + half, _LONGEST))
 
 
 def _fits(dimensions: int, items: int, memory_bytes: float) -> bool:

@@ -112,6 +112,12 @@ def test_the_interval_holds_the_next_build_as_often_as_it_says() -> None:
     assert held / 2_000 == pytest.approx(0.95, abs=0.02)
 
 
+def test_a_limit_that_is_far_away_is_still_a_number() -> None:
+    wild = [Build("ivf", 4, items, seconds) for items, seconds in ((1_000, 1e-3), (1_010, 1e3), (1_020, 1e-3))]
+    low, middle, high = build_seconds(wild, "ivf", 4, 10**9)
+    assert low <= middle <= high < float("inf")
+
+
 def test_what_is_not_known_is_nan() -> None:
     assert np.isnan(build_seconds(BUILDS, "ivf", 16, 1_000)).all()
     assert np.isnan(build_seconds(BUILDS, "hnsw", 32, 1_000)).all()
