@@ -176,13 +176,14 @@ def build_seconds(builds: Sequence[Build], kind: str, dimensions: int, items: in
     slope, start = np.polyfit(x, y, 1)
     middle, free = start + slope * log(items), len(same) - 2
     if not free:
-        return nan, exp(middle), nan
+        return nan, exp(min(middle, _LONGEST)), nan
     from scipy.special import stdtrit
 
     noise = sqrt(float(((y - start - slope * x) ** 2).sum()) / free)
     far = (log(items) - x.mean()) ** 2 / ((x - x.mean()) ** 2).sum()
     half = float(stdtrit(free, 0.975)) * noise * sqrt(1 + 1 / len(same) + far)
-    return exp(middle - half), exp(middle), exp(min(middle + half, _LONGEST))
+    low, middle, high = (exp(min(power, _LONGEST)) for power in (middle - half, middle, middle + half))
+    return low, middle, high
 
 
 def _fits(dimensions: int, items: int, memory_bytes: float) -> bool:
