@@ -1,16 +1,12 @@
-"""How long indexes take to build, and how many queries they answer: FAISS, and pgvector in a table of a session.
-
-Shapes: N items, Q queries, d dimensions.
-"""
+"""How long indexes take to build, and how many queries they answer: FAISS, and pgvector in a table of a session."""
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import cycle
 from math import isqrt, nan
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +14,7 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError, why_not_installed
 from ray_backfill.core.progress import task
 from ray_backfill.data.sources import client_of
-from ray_backfill.engine.index import IndexSettings, Partition, make_partition
+from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.plan.rates import Build, Search
 
 _FIRST_ITEMS, _MOST_BYTES = 1_000, 1 << 30
@@ -28,43 +24,33 @@ _LEAST_MEMORY, _NO_ROOM_FOR = "1MB", 2_000
 # The next size, which is twice as large, takes at most so many times as long, or it is not begun.
 _GROWTH = 2.5
 Vectors = NDArray[np.float32]
+Ask = Callable[[Vectors], object]
 
 
-@dataclass(frozen=True)
-class Indexed:
+class Measured(NamedTuple):
     """What was measured of indexes."""
 
-    builds: tuple[Build, ...] = ()
-    searches: tuple[Search, ...] = ()
-
-    def __add__(self, other: "Indexed") -> "Indexed":
-        return Indexed(self.builds + other.builds, self.searches + other.searches)
+    builds: list[Build]
+    searches: list[Search]
 
 
-def measure_faiss(vectors: Vectors, seconds: float) -> Indexed:
+def measure_faiss(vectors: Vectors, seconds: float) -> Measured:
     """Build HNSW and IVF indexes of doubling sizes for so many seconds each, and search the largest as long.
 
     vectors: (N, d) embeddings. Larger indexes hold them and noisy copies. Nothing is measured without FAISS.
     """
-    if why_not_installed("faiss"):
-        return Indexed()
-    measured = Indexed()
-    for kind in ("hnsw", "ivf"):
+    measured = Measured([], [])
+    for kind in ("hnsw", "ivf") if not why_not_installed("faiss") else ():
 
-        def build(items: int, kind: str = kind) -> tuple[float, Partition]:
+        def build(items: int, kind: str = kind) -> tuple[float, Ask]:
             rows, lists = enlarged(vectors, items), 4 * isqrt(items)
             settings = IndexSettings("HNSW32", 64) if kind == "hnsw" else IndexSettings(f"IVF{lists},Flat", 16)
             began = perf_counter()
-            partition = make_partition(settings, "cosine", rows.shape[1], rows if kind == "ivf" else None)
-            partition = partition.with_rows(rows, np.arange(items))
-            return perf_counter() - began, partition
+            index = make_partition(settings, "cosine", rows.shape[1], rows if kind == "ivf" else None)
+            index = index.with_rows(rows, np.arange(items))
+            return perf_counter() - began, lambda query: index.search(query[None], _NEAREST)
 
-        builds, largest = _doubling(kind, vectors, seconds, build)
-
-        def search(query: Vectors, index: Partition = largest) -> object:
-            return index.search(query[None], _NEAREST)
-
-        measured += Indexed(builds, (_searched(kind, builds[-1], vectors, seconds, search),))
+        _measure(measured, kind, vectors, seconds, build)
     return measured
 
 
@@ -77,27 +63,22 @@ def check_store(address: str, dimensions: int, memory: str) -> None:
             table.build(kind)
 
 
-def measure_pgvector(address: str, vectors: Vectors, seconds: float, memory: str = "") -> Indexed:
+def measure_pgvector(address: str, vectors: Vectors, seconds: float, memory: str = "") -> Measured:
     """The same in PostgreSQL, in a temporary table, whose indexes one process builds without a write-ahead log.
 
     HNSW is built with 1 MB of memory, too, where its graph has no room: beyond the memory of a build, each item costs
     several times as much. memory: maintenance_work_mem, such as 64MB; "": that of the server.
     """
-    measured = Indexed()
-    for kind, allowed, first in (
-        ("hnsw", memory, _FIRST_ITEMS), ("ivfflat", memory, _FIRST_ITEMS), ("hnsw", _LEAST_MEMORY, _NO_ROOM_FOR),
-    ):  # fmt: skip
+    measured = Measured([], [])
+    for kind, allowed in (("hnsw", memory), ("ivfflat", memory), ("hnsw", _LEAST_MEMORY)):
         with store_table(address, vectors.shape[1]) as table:
-            limit = table.set_memory(allowed)
+            limit, first = table.set_memory(allowed), _NO_ROOM_FOR if allowed == _LEAST_MEMORY else _FIRST_ITEMS
 
-            def build(items: int, kind: str = kind, table: Table = table) -> tuple[float, None]:
+            def build(items: int, kind: str = kind, table: Table = table) -> tuple[float, Ask]:
                 table.insert(enlarged(vectors, items)[table.rows :])
-                return table.build(kind), None
+                return table.build(kind), table.search
 
-            name = f"pgvector-{kind}"
-            builds, _ = _doubling(name, vectors, seconds, build, first, limit)
-            searches = () if first > _FIRST_ITEMS else (_searched(name, builds[-1], vectors, seconds, table.search),)
-            measured += Indexed(builds, searches)
+            _measure(measured, f"pgvector-{kind}", vectors, seconds, build, first, limit)
     return measured
 
 
@@ -110,37 +91,37 @@ def enlarged(vectors: Vectors, items: int) -> Vectors:
     return np.concatenate([vectors[:items], copies + noise]).astype(np.float32)
 
 
-def _doubling(
-    kind: str, vectors: Vectors, seconds: float, build: Callable[[int], tuple[float, Any]],
+def _measure(
+    measured: Measured, kind: str, vectors: Vectors, seconds: float, build: Callable[[int], tuple[float, Ask]],
     first: int = _FIRST_ITEMS, memory: float = nan,
-) -> tuple[tuple[Build, ...], Any]:  # fmt: skip
-    """Builds of doubling sizes until the seconds are used, and the last index. build: seconds and index of a size."""
-    builds, items, most = list[Build](), first, _MOST_BYTES // (4 * vectors.shape[1])
+) -> None:  # fmt: skip
+    """Add builds of doubling sizes until the seconds are used, and queries per second of one caller of the last index.
+
+    build: seconds of a size, and the search of its index.
+    """
+    items, most = first, _MOST_BYTES // (4 * vectors.shape[1])
     build(first // 10)  # a warm-up
     began = perf_counter()
-    with task(f"build {kind}{' without room' * (first > _FIRST_ITEMS)}", unit="items") as shown:
+    with task(f"build {kind}, {first:,} items and more", unit="items") as shown:
         while True:
-            took, index = build(items)
-            builds.append(Build(kind, vectors.shape[1], items, took, memory))
+            took, search = build(items)
+            measured.builds.append(Build(kind, vectors.shape[1], items, took, memory))
             shown.done = items
             if _GROWTH * took > seconds - (perf_counter() - began) or 2 * items > most:
-                return tuple(builds), index
+                break
             items *= 2
-
-
-def _searched(
-    kind: str, largest: Build, vectors: Vectors, seconds: float, search: Callable[[Vectors], object]
-) -> Search:
-    """Queries per second of one caller that asks for one after the other."""
+    if first > _FIRST_ITEMS:  # another memory of builds makes no other index
+        return
     queries = cycle(enlarged(vectors, 2 * len(vectors))[len(vectors) :][:_FIRST_ITEMS])  # none of them is an item
-    search(next(queries))  # a warm-up
+    search(next(queries))
     asked, began = 0, perf_counter()
     with task(f"search {kind} for {seconds:g} s", unit="queries") as shown:
         while perf_counter() - began < seconds or not asked:
             search(next(queries))
             asked += 1
             shown.advance()
-    return Search(kind, largest.dimensions, largest.items, asked / (perf_counter() - began))
+    rate = asked / (perf_counter() - began)
+    measured.searches.append(Search(kind, vectors.shape[1], items, rate))
 
 
 class Table:
@@ -160,7 +141,7 @@ class Table:
         size = "SELECT pg_size_bytes(current_setting('maintenance_work_mem'))"
         return float(self._connection.execute(size).fetchone()[0])
 
-    def insert(self, vectors: Sequence[Vectors] | Vectors) -> None:
+    def insert(self, vectors: Vectors) -> None:
         """Insert (N, d) vectors, without an index."""
         self._connection.execute("DROP INDEX IF EXISTS measured_index")
         with self._connection.cursor().copy("COPY measured FROM STDIN (FORMAT BINARY)") as copy:

@@ -155,13 +155,15 @@ def _measure(
         return len(rows), perf_counter() - began
 
     stages.append(_timed("write", write, settings.seconds))
-    indexed = measure_faiss(vectors, settings.seconds)
-    if settings.store:
-        indexed += measure_pgvector(settings.store, vectors, settings.seconds, settings.maintenance_work_mem)
+    vectors = vectors[vectors.any(axis=1)]  # zero vectors have no place in an index of cosines
+    builds, searches = measure_faiss(vectors, settings.seconds) if len(vectors) else ([], [])
+    if settings.store and len(vectors):
+        more = measure_pgvector(settings.store, vectors, settings.seconds, settings.maintenance_work_mem)
+        builds, searches = builds + more.builds, searches + more.searches
     machine = {"cpus": usable_cpus(), "threads": threads, "device": device, "processor": _processor()}
     machine |= {"system": platform.platform(), "python": platform.python_version(), "ray_backfill": __version__}
     return Rates(
-        identity["name"], identity, modality, model.dims, tuple(stages), indexed.builds, indexed.searches, machine,
+        identity["name"], identity, modality, model.dims, tuple(stages), tuple(builds), tuple(searches), machine,
         datetime.now(UTC).isoformat(timespec="seconds"), command, characters, tokens,
     )  # fmt: skip
 

@@ -3,9 +3,9 @@
 ``docs/schema/rates.json`` describes the file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from math import exp, inf, isfinite, isnan, log, nan, sqrt
+from math import exp, inf, isnan, log, nan, sqrt
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -21,7 +21,8 @@ SCHEMA = 1
 # Bytes of an item in an index while it is built, besides four for each dimension: its neighbours. Those of pgvector's
 # graph of 16 neighbours are as PostgreSQL says in benchmarks/index_builds.py; other indexes have less.
 GRAPH_BYTES = 715
-_NAN: dict[str, Any] = {"memory_bytes": nan, "characters_per_item": nan, "tokens_per_item": nan}
+# Logarithm of the longest time, which no float exceeds.
+_LONGEST = 700.0
 RowT = TypeVar("RowT")
 Interval = tuple[float, float, float]
 
@@ -131,36 +132,30 @@ def _row(kind: type[RowT], given: Any, place: str) -> RowT:
     """A dataclass of these values, each checked by its type. Numbers are above 0; null is nan where that is allowed."""
     if not isinstance(given, dict):
         raise InputError(f"{place} must be an object")
-    hints, values = get_type_hints(kind), dict[str, Any]()
-    settings = {setting.name: setting for setting in fields(kind)}  # type: ignore[arg-type]
-    if unknown := given.keys() - settings.keys():
-        raise unknown_name(f"name in {place}", min(unknown), settings)
-    for name, setting in settings.items():
-        if name not in given and setting.default is MISSING:
-            raise InputError(f"{place} lacks {name}")
-        value, hint = given.get(name), hints[name]
-        if hint is float and value is None and name in _NAN:
-            value = nan
-        elif hint is float or hint is int:
-            _check_number(value, hint, f"{name} of {place}")
-        elif hint is str and not isinstance(value, str):
-            raise InputError(f"{name} of {place} must be a text")
-        elif hint == tuple[float, ...]:
-            if not isinstance(value, list):
-                raise InputError(f"{name} of {place} must be a list of numbers")
-            for number in value:
-                _check_number(number, float, f"{name} of {place}")
-            value = tuple(value)
-        elif hint == Mapping[str, Any] and not isinstance(value, dict):
-            raise InputError(f"{name} of {place} must be an object")
-        values[name] = value
-    return kind(**values)
+    hints, optional = get_type_hints(kind), {f.name for f in fields(kind) if f.default is not MISSING}  # type: ignore[arg-type]
+    if unknown := given.keys() - hints.keys():
+        raise unknown_name(f"name in {place}", min(unknown), hints)
+    if missing := hints.keys() - given.keys() - optional:
+        raise InputError(f"{place} lacks {min(missing)}")
+    values = {name: nan if name in optional and value is None else value for name, value in given.items()}
+    for name, value in values.items():
+        wants, is_right = _KINDS.get(hints[name], ("", lambda _: True))
+        if not (is_right(value) or (name in optional and value != value)):
+            raise InputError(f"{name} of {place} must be {wants}, not {value!r}")
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
-def _check_number(value: Any, kind: type, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)) or not 0 < value < inf:
-        whole = "whole " if kind is int else ""
-        raise InputError(f"{what} must be a finite {whole}number above 0, not {value!r}")
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
+
+
+_KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    float: ("a finite number above 0", _is_rate),
+    int: ("a finite whole number above 0", lambda value: _is_rate(value) and isinstance(value, int)),
+    str: ("a text", lambda value: isinstance(value, str)),
+    tuple[float, ...]: ("a list of such numbers", lambda value: isinstance(value, list) and all(map(_is_rate, value))),
+    Mapping[str, Any]: ("an object", lambda value: isinstance(value, dict)),
+}
 
 
 def build_seconds(builds: Sequence[Build], kind: str, dimensions: int, items: int) -> Interval:
@@ -181,13 +176,14 @@ def build_seconds(builds: Sequence[Build], kind: str, dimensions: int, items: in
     slope, start = np.polyfit(x, y, 1)
     middle, free = start + slope * log(items), len(same) - 2
     if not free:
-        return nan, exp(middle), nan
+        return nan, exp(min(middle, _LONGEST)), nan
     from scipy.special import stdtrit
 
     noise = sqrt(float(((y - start - slope * x) ** 2).sum()) / free)
     far = (log(items) - x.mean()) ** 2 / ((x - x.mean()) ** 2).sum()
     half = float(stdtrit(free, 0.975)) * noise * sqrt(1 + 1 / len(same) + far)
-    return (exp(middle - half), exp(middle), exp(middle + half)) if isfinite(half) else (nan, exp(middle), nan)
+    low, middle, high = (exp(min(power, _LONGEST)) for power in (middle - half, middle, middle + half))
+    return low, middle, high
 
 
 def _fits(dimensions: int, items: int, memory_bytes: float) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ray_backfill.cli.commands import samples
+from ray_backfill.cli.commands import measures, samples
 from ray_backfill.cli.main import COMMANDS, group_help, options_of, page
 from ray_backfill.compare.report.verdict import NOT_OF_DRILL
 from ray_backfill.engine.merges import all_merges
@@ -93,7 +93,7 @@ def test_every_option_has_its_own_text(command: str, arguments: list[str]) -> No
     shown = full_help(command, tuple(arguments))
     for name, text in texts_in(options_of(command, arguments).read()):
         option = "--" + name.replace("_", "-")
-        if command == "forecast" and option in samples.HIDDEN:
+        if option in {"forecast": samples.HIDDEN, "measure": measures.HIDDEN}.get(command, ()):
             continue
         assert len(text) > 10, f"{command} {option} has no text"
         # The text of the option alone, up to its default.

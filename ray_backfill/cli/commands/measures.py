@@ -78,7 +78,5 @@ def _lines(rates: Rates) -> list[str]:
     lines += [f"{name}: {value:,.1f}" for name, value in known.items() if value == value]
     unknown = [name for name, value in known.items() if value != value and rates.modality == TEXT]
     kinds = {build.kind for build in rates.builds}
-    unknown += [
-        f"builds of {name}" for name, kind in (("FAISS", "hnsw"), ("pgvector", "pgvector-hnsw")) if kind not in kinds
-    ]
+    unknown += ["builds of FAISS"] * ("hnsw" not in kinds) + ["builds of pgvector"] * ("pgvector-hnsw" not in kinds)
     return lines + ([f"unknown: {', '.join(unknown)}"] if unknown else [])

@@ -69,7 +69,8 @@ class SentenceTransformers:
         tokenizer = getattr(model, "tokenizer", None)
         return {
             "weights": hash_of_tensors(model.state_dict().items()), "pipeline": hash_of_text(json.dumps(settings)),
-            "length": model.max_seq_length if model.max_seq_length != inf else None, "prompts": dict(model.prompts or {}),
+            "length": None if model.max_seq_length == inf else model.max_seq_length,
+            "prompts": dict(model.prompts or {}),
             "default_prompt": model.default_prompt_name or "",
             "tokenizer": hash_of_tokenizer(tokenizer) if hasattr(tokenizer, "get_vocab") else "",
         }  # fmt: skip
