@@ -20,7 +20,7 @@ from ray_backfill.export.service import why_not
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.plan.assumptions import Assumptions, Quantity, assume
 from ray_backfill.plan.evidence import Evidence, read_evidence
-from ray_backfill.plan.fleet import FleetSettings, read_fleet
+from ray_backfill.plan.fleet import POSITIVE, FleetSettings, read_fleet
 from ray_backfill.plan.options import NOTHING, SWITCH, Options, dominated, find_options, quantiles
 from ray_backfill.plan.report import write_plan_report
 from ray_backfill.plan.sentences import answers
@@ -134,8 +134,11 @@ def _changes(known: Assumptions, fleet: FleetSettings, what_if: Sequence[str]) -
                 number = float(value)
             except ValueError:
                 number = math.nan
-            if not number >= 0:
-                raise InputError(f"--what-if {text}: {value!r} is not a number of 0 or more")
+            is_positive = name.split(".")[-1] in POSITIVE
+            most = 1.0 if name == "share" else math.inf
+            if not (number > 0 if is_positive else number >= 0) or number > most or math.isinf(number):
+                least = "greater than 0" if is_positive else "of 0 or more"
+                raise InputError(f"--what-if {text}: {value!r} is not a number {least}{' and up to 1' * (most == 1)}")
             changes.append((name, replace(known[name], value=number, source="--what-if")))
     return changes
 
