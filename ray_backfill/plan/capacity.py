@@ -48,6 +48,11 @@ class Backfill:
         """Whether anything about time is known."""
         return bool(len(self.hours))
 
+    @property
+    def whole(self) -> Floats:
+        """(R,) hours until all items are embedded; infinite if the budget pays a part of them."""
+        return np.where(self.end < 1 - 1e-9, math.inf, self.finish)
+
 
 UNKNOWN = Backfill(
     np.empty(0), np.empty((1, 0), np.float32), np.full(1, math.nan), np.full(1, math.nan), np.full(1, math.nan), ""
