@@ -1,7 +1,8 @@
 """What to do, by one inequality that is printed with its numbers, and what would change it."""
 
 import math
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
@@ -158,6 +159,8 @@ def find_flips(
             inside = 1.0
             for size in _FACTORS:
                 factor = size**direction
+                if name == "share" and known[name].value * factor > 1:
+                    break
                 if (other := verdict_at(name, factor)) is not today:
                     while max(factor / inside, inside / factor) > _CLOSE:
                         middle = math.sqrt(factor * inside)
@@ -198,37 +201,23 @@ def find_deadline(
     def in_time(begin: datetime, factor: float = 1.0) -> float:
         names = [f"{group.name}.number" for group in fleet.workers]
         more = {name: replace(known[name], value=known[name].value * factor) for name in names}
-        finish = run_backfill(known | more, fleet, begin, False, _RUNS, seed, _SPANS).finish + np.nan_to_num(
-            build_hours
-        )
+        whole = run_backfill(known | more, fleet, begin, False, _RUNS, seed, _SPANS).whole
+        finish = whole + np.nan_to_num(build_hours)
         return (
             float(np.mean(finish <= (ends - begin).total_seconds() / 3600)) if not np.isnan(finish).any() else math.nan
         )
-
-    def last(is_so: Callable[[float], bool], most: float, close: float) -> float:
-        """The largest number up to ``most`` at which it is so; it is at 0."""
-        low, high = 0.0, most
-        while high - low > close:
-            middle = (low + high) / 2
-            low, high = (middle, high) if is_so(middle) else (low, middle)
-        return low
 
     finished = in_time(start)
     if math.isnan(finished):
         return None
     latest, workers = None, math.nan
     if finished >= _SURE:
-        late_h = last(
-            lambda hours_h: in_time(start + timedelta(hours=hours_h)) >= _SURE,
-            (ends - start).total_seconds() / 3600,
-            1.0,
-        )
-        latest = start + timedelta(hours=math.floor(late_h))
+        all_hours = range(math.ceil((ends - start).total_seconds() / 3600))
+        late = bisect_left(all_hours, True, key=lambda hour: in_time(start + timedelta(hours=hour)) < _SURE)
+        latest = start + timedelta(hours=late - 1)
     if total := sum(known[f"{group.name}.number"].value for group in fleet.workers):
         most = next((factor for factor in (1, 2, 4, 8, 16, 32) if in_time(start, factor) >= _SURE), math.nan)
         if not math.isnan(most):
-            workers = math.ceil(
-                total * most
-                - last(lambda fewer: in_time(start, most - fewer) >= _SURE, most * 0.999, 0.5 / total) * total
-            )
+            numbers = range(1, math.ceil(total * most))
+            workers = 1 + bisect_left(numbers, True, key=lambda number: in_time(start, number / total) >= _SURE)
     return Deadline(ends, finished, latest, workers)
