@@ -18,7 +18,7 @@ TODAY = date(2026, 12, 1)
 
 
 def curve(
-    values: Sequence[float] = (0.52, 0.56, 0.6), name: str = "ridge", half: float = 0.0, per_query: float = 0.0,
+    values: Sequence[float] = (0.52, 0.56, 0.6), name: str = "ridge_query", half: float = 0.0, per_query: float = 0.0,
     maps_items: bool = False,
 ) -> Curve:  # fmt: skip
     """A merge with these qualities at equal shares. half: half of its 95 % interval."""

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.outcome import Decision
+from ray_backfill.page import parts
+from ray_backfill.plan import run as plan_run
 from ray_backfill.plan.evidence import Evidence
 from ray_backfill.plan.fleet import BudgetSettings, FleetSettings, IndexSettings, TrafficSettings, WorkersSettings
 from ray_backfill.plan.options import SWITCH, find_options
@@ -28,7 +30,10 @@ def judged(by: Evidence, of: FleetSettings, runs: int = 20) -> Judged:
 
 
 # Two workers embed 20 items per second; a merge costs 120 dollars to set up and wins 6 point-days each day.
-FAST, SLOW = fleet(items=DAY_OF_ITEMS / 4), fleet(items=DAY_OF_ITEMS * 2, setup_dollars=120, traffic=TrafficSettings(0.0))
+FAST, SLOW = (
+    fleet(items=DAY_OF_ITEMS / 4),
+    fleet(items=DAY_OF_ITEMS * 2, setup_dollars=120, traffic=TrafficSettings(0.0)),
+)
 CASES = {
     "harmful": (evidence(-0.1, 0.02), SLOW, Verdict.STOP, 11),
     "harmful by the results": (evidence(0.1, 0.02, Decision.STOP), SLOW, Verdict.STOP, 11),
@@ -53,10 +58,10 @@ def test_five_verdicts_and_their_exit_codes(
     name: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by, of, verdict, code = CASES[name]
-    monkeypatch.setattr("ray_backfill.plan.run.read_evidence", lambda folder: by)
-    monkeypatch.setattr("ray_backfill.plan.run.read_fleet", lambda file: of)
-    monkeypatch.setattr("ray_backfill.plan.run.find_flips", lambda *plan: [])
-    monkeypatch.setattr("ray_backfill.page.parts.write_pages", lambda *pages: None)  # drawn by tests of pages
+    monkeypatch.setattr(plan_run, "read_evidence", lambda folder: by)
+    monkeypatch.setattr(plan_run, "read_fleet", lambda file: of)
+    monkeypatch.setattr(plan_run, "find_flips", lambda *plan: [])
+    monkeypatch.setattr(parts, "write_pages", lambda *pages: None)  # drawn by tests of pages
     ended = command("plan", tmp_path, "--fleet", tmp_path, "--out", tmp_path / "out", "--exit-code")
     assert ended.code == code
     said = judged(by, of)
