@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
@@ -143,15 +143,18 @@ class Flip:
 
 
 def find_flips(
-    evidence: Evidence, known: Assumptions, fleet: FleetSettings, start: datetime, seed: int = 0
-) -> list[Flip]:
+    evidence: Evidence, assumed: Callable[[Mapping[str, float]], Assumptions], fleet: FleetSettings, start: datetime,
+    seed: int = 0,
+) -> list[Flip]:  # fmt: skip
     """For each assumption the nearest value at which the verdict changes, the nearest first, up to a factor of 100.
+
+    assumed: makes the assumptions with other values of some.
 
     Cost: some 20 plans of 100 runs for each assumption.
     """
 
     def verdict_at(name: str, factor: float) -> Verdict:
-        changed = known | {name: replace(known[name], value=known[name].value * factor)}
+        changed = assumed({name: known[name].value * factor})
         return judge(evidence, changed, find_options(evidence, changed, fleet, start, _RUNS, seed, _SPANS)).verdict
 
     def searched(name: str) -> Iterator[Flip]:
@@ -173,6 +176,7 @@ def find_flips(
                     break
                 inside = factor
 
+    known = assumed({})
     today = judge(evidence, known, find_options(evidence, known, fleet, start, _RUNS, seed, _SPANS)).verdict
     names = [name for name, quantity in known.items() if math.isfinite(quantity.value) and quantity.value]
     flips = [flip for name in track(names, "find what changes the verdict", "assumptions") for flip in searched(name)]

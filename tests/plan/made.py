@@ -1,7 +1,7 @@
 """Made evidence and fleets for the tests of this room."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -48,6 +48,6 @@ def fleet(number: float = 2, items_per_s: float = 10, dollars_per_hour: float = 
     return FleetSettings(**{"workers": (group,)} | more)  # type: ignore[arg-type]
 
 
-def assumed(of: FleetSettings, by: Evidence | None = None) -> Assumptions:
+def assumed(of: FleetSettings, by: Evidence | None = None, changed: Mapping[str, float] | None = None) -> Assumptions:
     """What a plan with this fleet rests on."""
-    return assume(evidence() if by is None else by, of, TODAY)
+    return assume(evidence() if by is None else by, of, TODAY, changed)

@@ -275,6 +275,14 @@ def test_what_rests_on_an_unknown_is_unknown(name: str) -> None:
     assert all(ones not in dominated(options) for ones in [c.name for c in options.choices if np.isnan(c.total).any()])
 
 
+def test_what_follows_from_a_changed_assumption_follows_it() -> None:
+    known = assumed(PROVIDER, changed={"provider.tokens_per_item": 200.0})
+    assert known["provider.items_per_s"].value == pytest.approx(1e6 / 60 / 200)
+    by_workers = assumed(KNOWN, changed={"workers.dollars_per_hour": 7.2})["query.dollars_per_million"]
+    assert by_workers.value == pytest.approx(2 * assumed(KNOWN)["query.dollars_per_million"].value)
+    assert assumed(KNOWN, changed={"query.dollars_per_million": 5.0})["query.dollars_per_million"].value == 5
+
+
 WAYS = st.lists(
     st.tuples(*[st.sampled_from([0.0, 1.0, 2.0, 3.0, math.nan, math.inf])] * 2), min_size=1, max_size=6
 )  # fmt: skip
