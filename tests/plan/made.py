@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +48,17 @@ def fleet(number: float = 2, items_per_s: float = 10, dollars_per_hour: float = 
     """A fleet of one group whose rate is certain."""
     group = WorkersSettings(number, items_per_s=items_per_s, dollars_per_hour=dollars_per_hour)
     return FleetSettings(**{"workers": (group,)} | more)  # type: ignore[arg-type]
+
+
+def changed(of: FleetSettings, name: str, value: Any) -> FleetSettings:
+    """A fleet in which a setting has another value, that of its first workers if it is one of workers."""
+    group, setting = name.rsplit(".", 1) if "." in name else ("", name)
+    new: dict[str, Any] = {setting: value}
+    if group == "workers":
+        new = {"workers": (replace(of.workers[0], **new),)}
+    elif group:
+        new = {group: replace(getattr(of, group), **new)}
+    return replace(of, **new)
 
 
 def assumed(of: FleetSettings, by: Evidence | None = None, changed: Mapping[str, float] | None = None) -> Assumptions:

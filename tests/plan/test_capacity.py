@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,6 +21,7 @@ MONDAY = datetime(2026, 11, 30, 8, 0)
 MINUTE = 60.0
 # Two samples of one distribution are further apart once in a thousand times.
 RARE = 0.001
+Steps = Generator[simpy.Event, Any, None]
 
 
 def backfilled(of: FleetSettings, start: datetime = MONDAY, **how: Any) -> Backfill:
@@ -47,10 +48,15 @@ class Job:
         self.waiting -= of_new
         self.left -= number - of_new
         if self.left <= 1e-6 and not self.finished.triggered:
-            self.finished.succeed(self.env.now)
+            self.finished.succeed()
+
+    def ended(self) -> float:
+        """Hours until nothing is left."""
+        self.env.run(until=self.finished)
+        return float(self.env.now) / 3600
 
 
-def work(job: Job, rate: float, start_s: float, batch: float, dollars_per_s: float = 0.0) -> Iterator[simpy.Event]:
+def work(job: Job, rate: float, start_s: float, batch: float, dollars_per_s: float = 0.0) -> Steps:
     """A worker from its request to its end, which is an interrupt: it starts, then embeds batch after batch."""
     begin = job.env.now
     try:
@@ -88,7 +94,7 @@ def by_night(start: datetime, pause: tuple[datetime, datetime], items: float, ra
     env = simpy.Environment()
     job = Job(env, items)
 
-    def calendar() -> Iterator[simpy.Event]:
+    def calendar() -> Steps:
         while True:
             at = start + timedelta(seconds=env.now)
             if is_open(at, pause) and not job.workers:
@@ -98,7 +104,7 @@ def by_night(start: datetime, pause: tuple[datetime, datetime], items: float, ra
             yield env.timeout(MINUTE)
 
     env.process(calendar())
-    return float(env.run(until=job.finished)) / 3600
+    return job.ended()
 
 
 def test_nights_with_a_pause_and_uncertain_rates() -> None:
@@ -124,7 +130,7 @@ def on_spot(traces: list[tuple[list[int], int, float]], items: float, begins: li
     env = simpy.Environment()
     job = Job(env, items)
 
-    def market(trace: list[int], number: int, rate: float, begin: int) -> Iterator[simpy.Event]:
+    def market(trace: list[int], number: int, rate: float, begin: int) -> Steps:
         workers: list[simpy.Process] = []
         minute = begin
         while True:
@@ -137,7 +143,7 @@ def on_spot(traces: list[tuple[list[int], int, float]], items: float, begins: li
 
     for (trace, number, rate), begin in zip(traces, begins, strict=True):
         env.process(market(trace, number, rate, begin))
-    return float(env.run(until=job.finished)) / 3600
+    return job.ended()
 
 
 def test_two_groups_on_spot_instances(tmp_path: Path) -> None:
@@ -161,12 +167,12 @@ def by_the_day(items: float, inserted_per_day: float, dollars_per_day: float) ->
     job, rate, price = Job(env, items), 10.0, 3.6
     seconds = dollars_per_day / (2 * price / 3600)
 
-    def arrive() -> Iterator[simpy.Event]:
+    def arrive() -> Steps:
         while True:
             yield env.timeout(10 * MINUTE)
             job.waiting += inserted_per_day / 144
 
-    def days() -> Iterator[simpy.Event]:
+    def days() -> Steps:
         midnight = 16 * 3600.0  # the first day begins at 08:00
         while True:
             job.workers += [env.process(work(job, rate, 0.0, 10 * rate, price / 3600)) for _ in range(2)]
@@ -177,10 +183,10 @@ def by_the_day(items: float, inserted_per_day: float, dollars_per_day: float) ->
 
     env.process(arrive())
     env.process(days())
-    end = float(env.run(until=job.finished))
+    end = job.ended()
     stop(job.workers)
-    env.run(until=end + 1e-3)
-    return end / 3600, job.spent
+    env.run(until=env.now + 1e-3)  # they note what they cost
+    return end, job.spent
 
 
 @pytest.mark.parametrize("inserted_per_day", [0, 100_000])
@@ -201,7 +207,7 @@ def test_a_provider_with_limits() -> None:
     env = simpy.Environment()
     job = Job(env, 200_000)
 
-    def account() -> Iterator[simpy.Event]:
+    def account() -> Steps:
         """Each minute allows so many tokens and requests."""
         while True:
             tokens, requests = 60_000, 40
@@ -211,7 +217,7 @@ def test_a_provider_with_limits() -> None:
             yield env.timeout(MINUTE)
 
     env.process(account())
-    hours = float(env.run(until=job.finished)) / 3600
+    hours = job.ended()
     ours = backfilled(of, runs=3)
     assert np.ptp(ours.finish) == 0
     assert abs(ours.finish[0] - hours) <= 1 / 60 + 1e-9

@@ -24,7 +24,7 @@ from ray_backfill.plan.report import read_plan
 from ray_backfill.plan.run import plan_upgrade
 from ray_backfill.plan.verdict import judge
 from tests.compare.folder import labelled
-from tests.plan.made import assumed, curve, evidence
+from tests.plan.made import assumed, changed, curve, evidence
 
 START = datetime(2026, 12, 1)
 FLEET = """
@@ -100,7 +100,7 @@ def test_every_way_follows_from_the_assumptions_and_the_curves(sure: Path, run: 
         assert parts["second partition"] == pytest.approx(hours * gb * a["index.dollars_per_gb_month"] / 720)
         assert row["memory_gb"] == pytest.approx(2 * gb)
         # Hours, dollars and shares are certain; quality varies by its interval, as one number for all moments.
-        table = hours_of[name]
+        table = hours_of[row["name"]]
         assert table["hour"].iloc[-1] == pytest.approx(max(switched_h, merged_h))
         summed = 100 * np.trapezoid(table["value"] - old, table["hour"]) / 24
         width = 100 * (table["high"] - table["low"]).max() * switched_h / 24
@@ -248,13 +248,9 @@ def test_what_rests_on_an_unknown_is_unknown(name: str) -> None:
     group, setting = name.split(".")
     whole = PROVIDER if group == "provider" else KNOWN
     unknown = math.inf if setting == "tokens_per_minute" else math.nan
-    if group == "workers":
-        of = replace(whole, workers=(replace(whole.workers[0], **{setting: unknown}),))
-    else:
-        inner = getattr(whole, group)
-        # Without its price a provider needs a model; one that is not dated is asked for its batch discount.
-        more: dict[str, Any] = {"model": "embed-v4.0", "batch": True} if "dollars_per_million" in setting else {}
-        of = replace(whole, **{group: replace(inner, **{setting: unknown} | (more if group == "provider" else {}))})
+    of = changed(whole, name, unknown)
+    if setting == "dollars_per_million_tokens":  # by the table, which states no discount of this model's batches
+        of = changed(changed(of, "provider.model", "embed-v4.0"), "provider.batch", True)
     before = {c.policy: c for c in find_options(evidence(), assumed(whole), whole, START, 5, spans=50).choices}
     known = assumed(of)
     options = find_options(evidence(), known, of, START, 5, spans=50)

@@ -18,7 +18,7 @@ from ray_backfill.plan.fleet import BudgetSettings, FleetSettings, IndexSettings
 from ray_backfill.plan.options import SWITCH, find_options
 from ray_backfill.plan.verdict import Judged, Verdict, find_deadline, find_flips, judge
 from tests.command import Command
-from tests.plan.made import assumed, curve, evidence, fleet
+from tests.plan.made import assumed, changed, curve, evidence, fleet
 
 START = datetime(2026, 12, 1, 8, 0)
 DAY_OF_ITEMS = 86_400 * 20  # of two workers
@@ -100,16 +100,6 @@ def test_the_dollars_of_a_merge_beyond_a_switch_are_the_difference_of_both() -> 
     merge = options.best()
     assert merge is not None
     assert merge.total - options.of(SWITCH).total == pytest.approx(merge.extra_dollars)
-
-
-def changed(of: FleetSettings, name: str, value: float) -> FleetSettings:
-    """A fleet in which an assumption has another value."""
-    group, setting = name.rsplit(".", 1) if "." in name else ("", name)
-    if group == "workers":
-        return replace(of, workers=(replace(of.workers[0], **{setting: value}),))
-    if group:
-        return replace(of, **{group: replace(getattr(of, group), **{setting: value})})
-    return replace(of, **{name: value})
 
 
 @pytest.mark.parametrize(
