@@ -115,7 +115,7 @@ def test_nights_with_a_pause_and_uncertain_rates() -> None:
     )
     ours = backfilled(of, spans=2000).finish
     rng, sigma = np.random.default_rng(1), math.sqrt(math.log(1 + 0.25**2))
-    rates = 10 * np.exp(sigma * rng.normal(size=120))
+    rates = 10 * np.exp(sigma * rng.normal(size=80))
     theirs = [by_night(MONDAY, pause, 1.5e6, rate) for rate in rates]
     assert ks_2samp(ours, theirs).pvalue > RARE
     # The same runs with rates that are certain, to the minute and a batch of each worker.
@@ -157,7 +157,7 @@ def test_two_groups_on_spot_instances(tmp_path: Path) -> None:
         groups.append(WorkersSettings(number, name, rate, start_minutes=12, uncertainty=0.0, spot=file))
         traces.append((trace, number, rate))
     of = FleetSettings(items=6e5, workers=tuple(groups))
-    theirs = [on_spot(traces, 6e5, rng.integers(2500, size=2).tolist(), 12 * MINUTE) for _ in range(200)]
+    theirs = [on_spot(traces, 6e5, rng.integers(2500, size=2).tolist(), 12 * MINUTE) for _ in range(120)]
     assert ks_2samp(backfilled(of).finish, theirs).pvalue > RARE
 
 

@@ -106,7 +106,7 @@ def test_the_dollars_of_a_merge_beyond_a_switch_are_the_difference_of_both() -> 
     ("value_per_point_day", "queries_per_day", "names"),
     [
         (math.nan, 1e4, {"items", "workers.number", "workers.items_per_s", "max_wait_hours"}),
-        (100.0, 1e4, {"value_per_point_day", "setup_dollars"}),
+        pytest.param(100.0, 1e4, {"value_per_point_day", "setup_dollars"}, marks=pytest.mark.full),
         # What a query costs follows from the workers, so their price and rate decide.
         (300.0, 1e7, {"value_per_point_day", "workers.items_per_s", "workers.dollars_per_hour"}),
     ],
