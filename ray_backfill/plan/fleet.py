@@ -314,18 +314,18 @@ def traffic_of(file: Path) -> tuple[NDArray[np.float64], float]:
     """
     try:
         table = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file)
-        times = pd.to_datetime(table["time"]).dropna()
+        times = pd.to_datetime(table["time"], format="ISO8601").dropna()
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{file} is no log of queries with a column time: {error}") from error
     days = (times.max() - times.min()).total_seconds() / 86400 if len(times) else 0.0
     if days < 1:
         raise InputError(f"{file} covers less than a day; give a longer log, or traffic.queries_per_day")
-    hour = times.dt.dayofweek * 24 + times.dt.hour
+    hour = times.dt.day_of_week * 24 + times.dt.hour
     counted = np.bincount(hour, minlength=168).astype(np.float64)
     # A log that does not hold whole weeks has some hours more often than others.
     begin = times.min().floor("h")
     covered = pd.date_range(begin, times.max(), freq="h")
-    often = np.bincount(covered.dayofweek * 24 + covered.hour, minlength=168)
+    often = np.bincount(covered.day_of_week * 24 + covered.hour, minlength=168)
     per_hour = np.where(often > 0, counted / np.maximum(often, 1), np.nan)
     per_hour = np.where(np.isnan(per_hour), np.nanmean(per_hour), per_hour)
     return per_hour / per_hour.sum(), len(times) / days

@@ -81,7 +81,9 @@ def stop(workers: list[simpy.Process]) -> None:
 
 def test_a_long_pause_is_no_end() -> None:
     of = fleet(2, 10, 1, items=1e6, pauses=("2026-12-01 00:00 to 2027-02-01 00:00",), inserted_per_day=1.0)
-    assert backfilled(of, datetime(2026, 12, 1), runs=1).finish[0] == pytest.approx(62 * 24 + 1e6 / 72000, abs=0.1)
+    assert backfilled(of, datetime(2026, 12, 1), runs=1, spans=20).finish[0] == pytest.approx(
+        62 * 24 + 1e6 / 72000, abs=0.1
+    )
 
 
 def is_open(at: datetime, pause: tuple[datetime, datetime]) -> bool:
@@ -292,7 +294,7 @@ def test_what_is_unknown_stays_so() -> None:
 @pytest.mark.parametrize("uncertainty", [0.05, 0.5])
 def test_rates_have_the_given_spread(uncertainty: float) -> None:
     of = FleetSettings(items=1e6, workers=(WorkersSettings(1, items_per_s=10, uncertainty=uncertainty),))
-    rates = 1e6 / 3600 / backfilled(of, runs=4000).finish
+    rates = 1e6 / 3600 / backfilled(of, runs=4000, spans=50).finish
     assert np.median(rates) == pytest.approx(10, rel=0.05)
     assert rates.std() / rates.mean() == pytest.approx(uncertainty, rel=0.1)
 

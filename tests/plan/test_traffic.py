@@ -32,7 +32,7 @@ def test_two_whole_weeks_are_counted(suffix: str, tmp_path: Path) -> None:
     table = pd.DataFrame({"time": begin + pd.to_timedelta(seconds, unit="s"), "query": "x"})
     table.to_parquet(file) if suffix == "parquet" else table.to_csv(file)
     weights, per_day = traffic_of(file)
-    counted = table.groupby([table["time"].dt.dayofweek, table["time"].dt.hour]).size()
+    counted = table.groupby([table["time"].dt.day_of_week, table["time"].dt.hour]).size()
     by_hand = counted.reindex(pd.MultiIndex.from_product([range(7), range(24)]), fill_value=0) / len(table)
     np.testing.assert_allclose(weights, by_hand.to_numpy(), rtol=1e-12)
     assert weights.sum() == pytest.approx(1)
