@@ -316,7 +316,8 @@ def traffic_of(file: Path) -> tuple[NDArray[np.float64], float]:
         table = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file)
         times = pd.to_datetime(table["time"], format="ISO8601").dropna()
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{file} is no log of queries with a column time: {error}") from error
+        why = str(error).partition("\n")[0]
+        raise InputError(f"{file} is no log of queries with a column time: {why}") from error
     days = (times.max() - times.min()).total_seconds() / 86400 if len(times) else 0.0
     if days < 1:
         raise InputError(f"{file} covers less than a day; give a longer log, or traffic.queries_per_day")

@@ -139,6 +139,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("error::UserWarning")  # they are lines, too
 @pytest.mark.parametrize("name", CASES)
 def test_a_bad_fleet_is_one_line_and_leaves_nothing(name: str, run: Path, tmp_path: Path, command: Command) -> None:
     case = CASES[name]
