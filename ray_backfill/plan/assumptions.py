@@ -1,6 +1,7 @@
 """Every number that a plan rests on, with where it comes from. Unknown is NaN, and stays so in what follows."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
@@ -43,13 +44,15 @@ class Quantity:
 Assumptions = dict[str, Quantity]
 
 
-def assume(evidence: Evidence, fleet: FleetSettings, today: date) -> Assumptions:
-    """The assumptions of a plan, by name.
+def assume(
+    evidence: Evidence, fleet: FleetSettings, today: date, changed: Mapping[str, float] | None = None
+) -> Assumptions:
+    """The assumptions of a plan, by name. changed: other values of some; what follows from these follows them.
 
     Raises:
         InputError: rates.json was measured with another model, or the provider's model is in no table.
     """
-    known: Assumptions = {}
+    known = {name: Quantity(name, value, "", Origin.GIVEN, "changed") for name, value in (changed or {}).items()}
     rates, index, traffic = _rates_of(evidence, fleet), fleet.index, fleet.traffic
     slowest, dims = rates.slowest if rates else None, evidence.dims or (rates.dimensions if rates else 0)
     if math.isnan(fleet.items):
@@ -112,6 +115,8 @@ def _put(
     known: Assumptions, name: str, value: float, unit: str, source: str = "fleet.yaml", origin: Origin = Origin.GIVEN,
     spread: float = 0.0,
 ) -> None:  # fmt: skip
+    if name in known:  # a changed one
+        value, origin, source = known[name].value, known[name].origin, known[name].source
     if math.isnan(value):
         origin, source = Origin.UNKNOWN, "neither given nor measured" if source in ("", "fleet.yaml") else source
     known[name] = Quantity(name, float(value), unit, origin, source, spread)
@@ -154,6 +159,7 @@ def _add_provider(known: Assumptions, provider: ProviderSettings, rates: Rates |
         _put(known, name, price, "$", source, Origin.TABLE)
     else:
         _put(known, name, price, "$")
+    tokens = known["provider.tokens_per_item"].value
     per_s = min(
         provider.tokens_per_minute / 60 / tokens,
         provider.tokens_per_day / 86400 / tokens,

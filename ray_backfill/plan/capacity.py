@@ -23,6 +23,8 @@ Floats = NDArray[np.float64]
 _SPANS = (1, 2, 5, 10, 15, 30, 60)
 # The most spans that are computed: at an hour each, 11 years; and those that are computed at once.
 _MOST, _BLOCK = 100_096, 256
+# A backfill that gains nothing for so many minutes, two weeks, never ends: its hours and days repeat each week.
+_STALLED = 2 * 10080
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,11 @@ class Backfill:
     def is_known(self) -> bool:
         """Whether anything about time is known."""
         return bool(len(self.hours))
+
+    @property
+    def whole(self) -> Floats:
+        """(R,) hours until all items are embedded; infinite if the budget pays a part of them."""
+        return np.where(self.end < 1 - 1e-9, math.inf, self.finish)
 
 
 UNKNOWN = Backfill(
@@ -92,9 +99,10 @@ def run_backfill(
     guess_h = items / (min(limit, float(np.median(most))) * 3600) / clock.mean_open
     span = max((minutes for minutes in _SPANS if minutes <= 60 * guess_h / spans), default=_SPANS[0])
     span_h, goal = span / 60, fleet.budget.items * items
-    done, spent, of_day = np.zeros(runs), np.zeros(runs), np.zeros(runs)
+    done, spent, of_day, waiting, arriving = *np.zeros((4, runs)), inserted_per_h * span_h
     finish, shares, hours = np.full(runs, math.inf), [np.zeros(runs, np.float32)], [0.0]
-    day = start.date()
+    day, most_done = start.date(), 0.0
+    moved = max((round((end - start).total_seconds() / 60) for _, end in pauses_of(fleet)), default=0)
     for first in range(0, _MOST, _BLOCK):
         edges = span * np.arange(first, first + _BLOCK + 1)
         opened_B = np.diff(clock.opened(edges[-1])[edges]) / 60
@@ -108,26 +116,33 @@ def run_backfill(
         if limit < math.inf:
             could_BR = np.minimum(could_BR, limit * 3600 * opened_B[:, None])
         cost_BR += price_per_item * could_BR
-        backfilled_BR = np.maximum(could_BR - inserted_per_h * span_h, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            for could, cost, number in zip(backfilled_BR, cost_BR, range(first, first + _BLOCK), strict=True):
-                # The part of the span until the items are done, or the money of the day or of the budget is.
-                part = np.where(could > 0, np.minimum((goal - done) / could, 1.0), 1.0)
+            for could, cost, number in zip(could_BR, cost_BR, range(first, first + _BLOCK), strict=True):
+                # The part of the span until the items are done, or the money of the day or of the budget is. New items
+                # come first, also those that wait since nothing ran.
+                needed = np.where(could > arriving, (goal - done + waiting) / (could - arriving), math.inf)
+                part = np.ones(runs)
                 if has_budget:
                     if (now := (start + timedelta(minutes=number * span)).date()) != day:
                         day, of_day = now, np.zeros(runs)
                     allowed = np.minimum(fleet.budget.dollars - spent, fleet.budget.dollars_per_day - of_day)
                     part = np.where(cost > 0, np.minimum(part, np.maximum(allowed, 0.0) / cost), part)
-                part = np.where(finish < math.inf, 0.0, part)
-                done, spent, of_day = done + part * could, spent + part * cost, of_day + part * cost
-                is_over = (done >= goal * (1 - 1e-12)) | (spent >= fleet.budget.dollars * (1 - 1e-12))
-                finish = np.where(is_over & (finish == math.inf), (number + part) * span_h, finish)
+                is_over, is_running = needed <= part, finish == math.inf
+                part = np.where(is_running, np.minimum(part, needed), 0.0)
+                waiting = waiting + arriving * np.where(is_over, part, is_running)
+                of_new = np.minimum(part * could, waiting)
+                done, waiting = done + part * could - of_new, waiting - of_new
+                spent, of_day = spent + part * cost, of_day + part * cost
+                is_over |= spent >= fleet.budget.dollars * (1 - 1e-12)
+                finish = np.where(is_over & is_running, (number + part) * span_h, finish)
                 hours.append((number + 1) * span_h)
                 arrived = inserted_per_h * hours[-1]
-                shares.append(((done + arrived) / (items + arrived)).astype(np.float32))
+                shares.append(((done + arrived - waiting) / (items + arrived)).astype(np.float32))
                 if (finish < math.inf).all():
                     break
-        if (finish < math.inf).all():
+        if done.sum() > most_done:
+            most_done, moved = done.sum(), max(moved, int(edges[-1]))
+        if (finish < math.inf).all() or edges[-1] > moved + _STALLED:
             break
     paid = spent if is_priced else np.full(runs, math.nan)
     return Backfill(np.array(hours), np.stack(shares, axis=1), finish, done / items, paid, slowest)

@@ -5,6 +5,7 @@ Times are local times of the fleet, without a time zone. Money is in dollars.
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, datetime, time
@@ -21,7 +22,7 @@ from ray_backfill.core.errors import InputError, unknown_name
 _NAN = math.nan
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 # Numbers that must be greater than 0; all others must not be negative.
-_POSITIVE = {
+POSITIVE = {
     *("items", "number", "items_per_s", "limit_items_per_s", "tokens_per_item", "characters_per_item", "share"),
     *("tokens_per_minute", "requests_per_minute", "items_per_request", "max_wait_hours", "tokens_per_day"),
 }
@@ -160,10 +161,11 @@ def read_fleet(file: Path) -> FleetSettings:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--fleet {file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError is a date that no calendar has
         place = getattr(error, "problem_mark", None)
         at = f", line {place.line + 1}" if place else ""
-        raise InputError(f"{file}{at} is not YAML: {getattr(error, 'problem', None) or error}") from error
+        why = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        raise InputError(f"{file}{at} is not YAML: {why}") from error
     fleet: FleetSettings = _read(FleetSettings, {} if content is None else content, "", file)
     check_fleet(fleet)
     return fleet
@@ -233,7 +235,7 @@ def _value(hint: Any, value: Any, where: str, file: Path) -> Any:
             number = float(str(value).replace("_", "")) if not isinstance(value, bool) else _NAN
         except ValueError:
             number = _NAN
-        is_positive = where.split(".")[-1] in _POSITIVE
+        is_positive = where.split(".")[-1] in POSITIVE
         if not (number > 0 if is_positive else number >= 0) or math.isinf(number):
             least = "greater than 0" if is_positive else "0 or more"
             raise InputError(f"{file}: {where} must be a number {least}, not {value!r}")
@@ -246,13 +248,10 @@ def _value(hint: Any, value: Any, where: str, file: Path) -> Any:
 
 def open_minutes(fleet: FleetSettings) -> NDArray[np.bool_]:
     """(10080,) the minutes of a week from Monday on at which the backfill may run. Raises InputError for its hours."""
-    try:
-        first, last = (
-            60 * int(hour) + int(minute)
-            for hour, minute in (word.strip().split(":") for word in fleet.hours.split("-"))
-        )
-    except ValueError:
-        raise InputError(f"hours are written as 22:00-06:00, not {fleet.hours!r}") from None
+    words = re.fullmatch(r"(\d\d?):([0-5]\d) *- *(\d\d?):([0-5]\d)", fleet.hours.strip())
+    if words is None:
+        raise InputError(f"hours are written as 22:00-06:00, not {fleet.hours!r}")
+    first, last = (60 * int(words[place]) + int(words[place + 1]) for place in (1, 3))
     if not (0 <= first < 1440 and 0 <= last <= 1440) or first == last:
         raise InputError(f"hours {fleet.hours} hold no time of a day; write them as 22:00-06:00")
     length, is_open = (last - first) % 1440 or 1440, np.zeros(7 * 1440, np.bool_)
@@ -268,6 +267,8 @@ def pauses_of(fleet: FleetSettings) -> list[tuple[datetime, datetime]]:
     for text in fleet.pauses:
         try:
             begin, end = (datetime.fromisoformat(word.strip()) for word in text.split(" to "))
+            if begin.tzinfo or end.tzinfo:
+                raise ValueError("a zone")
         except ValueError:
             raise InputError(f"a pause is written as 2026-12-24 00:00 to 2026-12-27 00:00, not {text!r}") from None
         if end <= begin:
@@ -296,7 +297,7 @@ def read_traces(path: Path) -> list[Trace]:
             trace = Trace(file.stem, float(content["metadata"]["gap_seconds"]), np.array(content["data"], np.float64))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{file} is no spot trace (metadata.gap_seconds and data): {error!r}") from error
-        if not (trace.gap_s > 0 and trace.available.ndim == 1 and trace.available.max(initial=0) > 0):
+        if not (0 < trace.gap_s < math.inf and trace.available.ndim == 1 and trace.available.max(initial=0) > 0):
             raise InputError(f"{file} is no spot trace: no instance is ever available in it")
         if not (np.isfinite(trace.available) & (trace.available >= 0)).all():
             raise InputError(f"{file} is no spot trace: numbers of instances are not negative")
@@ -313,18 +314,19 @@ def traffic_of(file: Path) -> tuple[NDArray[np.float64], float]:
     """
     try:
         table = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file)
-        times = pd.to_datetime(table["time"]).dropna()
+        times = pd.to_datetime(table["time"], format="ISO8601").dropna()
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{file} is no log of queries with a column time: {error}") from error
+        why = str(error).partition("\n")[0]
+        raise InputError(f"{file} is no log of queries with a column time: {why}") from error
     days = (times.max() - times.min()).total_seconds() / 86400 if len(times) else 0.0
     if days < 1:
         raise InputError(f"{file} covers less than a day; give a longer log, or traffic.queries_per_day")
-    hour = times.dt.dayofweek * 24 + times.dt.hour
+    hour = times.dt.day_of_week * 24 + times.dt.hour
     counted = np.bincount(hour, minlength=168).astype(np.float64)
     # A log that does not hold whole weeks has some hours more often than others.
     begin = times.min().floor("h")
     covered = pd.date_range(begin, times.max(), freq="h")
-    often = np.bincount(covered.dayofweek * 24 + covered.hour, minlength=168)
+    often = np.bincount(covered.day_of_week * 24 + covered.hour, minlength=168)
     per_hour = np.where(often > 0, counted / np.maximum(often, 1), np.nan)
     per_hour = np.where(np.isnan(per_hour), np.nanmean(per_hour), per_hour)
     return per_hour / per_hour.sum(), len(times) / days

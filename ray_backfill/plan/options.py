@@ -1,7 +1,7 @@
 """Every way to upgrade, over the same hours: its quality, dollars by part, memory, and which ways are dominated.
 
-Ways differ in when users get the new model. Embedding, index and second partition cost the same in all of them, so what
-a merge costs more than a switch is known also where those are not.
+Ways differ in when users get the new model. Embedding, index and second partition cost the same in all of them, unless
+the index holds up a merge; so what a merge costs more than a switch is mostly known also where those are not.
 """
 
 import math
@@ -37,8 +37,9 @@ class Choice:
     """A way to upgrade, in R runs.
 
     finish: (R,) hours until only the new model serves. dollars: part -> (R,), NaN if unknown. extra: the parts that a
-    switch does not pay. lead: (R, M) quality minus the old service at the plan's moments. point_days: (R,) its sum over
-    the plan's time, in percentage points x days, weighted by traffic. memory_gb: largest, NaN if unknown.
+    switch does not pay. longer: (R,) what the other parts cost more than those of a switch. lead: (R, M) quality minus
+    the old service at the plan's moments. point_days: (R,) its sum over the plan's time, in percentage points x days,
+    weighted by traffic. memory_gb: largest, NaN if unknown.
     """
 
     policy: str
@@ -47,6 +48,7 @@ class Choice:
     finish: Floats
     dollars: Mapping[str, Floats]
     extra: tuple[str, ...]
+    longer: Floats
     lead: Floats
     point_days: Floats
     memory_gb: float
@@ -60,7 +62,7 @@ class Choice:
     @property
     def extra_dollars(self) -> Floats:
         """(R,) dollars that a switch does not cost."""
-        return np.sum([self.dollars[part] for part in self.extra], axis=0) if self.extra else np.zeros(1)
+        return self.longer + sum(self.dollars[part] for part in self.extra)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +126,12 @@ def find_options(
     gb = a["items"] * a["index.bytes_per_item"] / _GB
     per_hour = gb * a["index.dollars_per_gb_month"] / _MONTH_H
 
+    # An index that is searched meanwhile may hold the workers for longer. A switch holds the second partition longer,
+    # which is left out where its price is unknown.
+    longer = np.zeros(len(merged))
+    if online is not backfill:
+        longer = online.dollars - backfill.dollars + np.nan_to_num((merged - switched) * per_hour)
+
     def shared(of: Backfill, until: Floats) -> dict[str, Floats]:
         return {
             "embedding": of.dollars,
@@ -137,7 +145,11 @@ def find_options(
         sums: Floats = np.full(len(until), math.nan)
         if len(hours):
             sums = np.asarray(100 * np.trapezoid(lead * weights, hours, axis=1) / 24)
-        return Choice(policy, name, curve, until, dollars, extra, lead, sums, memory, needs_old)
+        # Where the budget pays a part of the items, the old model serves on.
+        never = ((backfill if policy == SWITCH else online).end < 1 - 1e-9) & (policy != NOTHING)
+        until = np.where(never, math.inf, until)
+        more = longer if extra else np.zeros(len(until))
+        return Choice(policy, name, curve, until, dollars, extra, more, lead, sums, memory, needs_old)
 
     is_new = (hours[None, :] >= switched[:, None]) & is_whole[:, None]
     after = step[:, None] * is_new
@@ -214,12 +226,11 @@ def _weights(fleet: FleetSettings, start: datetime, hours: Floats) -> Floats:
 
 def dominated(options: Options) -> dict[str, str]:
     """Way -> another one that costs no more and gives no less, and is better in one; among those fully known."""
-    known = [c for c in options.choices if not np.isnan([np.median(c.total), np.median(c.point_days)]).any()]
-    worse = {}
-    for one in known:
-        for other in known:
-            cheaper = float(np.median(one.total) - np.median(other.total))
-            better = float(np.median(other.point_days) - np.median(one.point_days))
-            if cheaper >= 0 and better >= 0 and (cheaper > 0 or better > 0):
-                worse[one.name] = other.name
-    return worse
+    both = {c.name: (quantiles(c.total)[1], quantiles(c.point_days)[1]) for c in options.choices}
+    known = {name: numbers for name, numbers in both.items() if not np.isnan(numbers).any()}
+    return {
+        name: other
+        for name, (cost, gives) in known.items()
+        for other, (its_cost, its_gives) in known.items()
+        if its_cost <= cost and its_gives >= gives and (its_cost, its_gives) != (cost, gives)
+    }

@@ -3,8 +3,9 @@
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from ray_backfill.core.schema import frame, write_table
 from ray_backfill.core.stages import replaced_whole, write_json
 from ray_backfill.export.service import why_not
 from ray_backfill.learn.methods import find_methods
-from ray_backfill.plan.assumptions import Assumptions, Quantity, assume
+from ray_backfill.plan.assumptions import Assumptions, assume
 from ray_backfill.plan.evidence import Evidence, read_evidence
-from ray_backfill.plan.fleet import FleetSettings, read_fleet
+from ray_backfill.plan.fleet import POSITIVE, FleetSettings, read_fleet
 from ray_backfill.plan.options import NOTHING, SWITCH, Options, dominated, find_options, quantiles
 from ray_backfill.plan.report import write_plan_report
 from ray_backfill.plan.sentences import answers
@@ -51,14 +52,15 @@ def plan_upgrade(
         raise InputError(
             f"old_model_ends {fleet.old_model_ends} is in the past; give the date after which it answers no more"
         )
-    known = assume(evidence, fleet, now.date())
+    assumed = partial(assume, evidence, fleet, now.date())
+    known = assumed()
     changes = list(_changes(known, fleet, what_if))
     with step("plan"):
         options = find_options(evidence, known, fleet, start, runs)
         judged = judge(evidence, known, options)
         deadline = find_deadline(known, fleet, start, known["index.build_hours"].value)
     rests_on_fleet = judged.verdict in (Verdict.SWITCH, Verdict.ONLINE) or (judged.choice and options.backfill.is_known)
-    flips = find_flips(evidence, known, fleet, start) if rests_on_fleet else []
+    flips = find_flips(evidence, assumed, fleet, start) if rests_on_fleet else []
     tables: Mapping[str, Sequence[Any]] = {
         "assumptions": [
             AssumptionRow(**asdict(quantity) | {"origin": quantity.origin.value}) for quantity in known.values()
@@ -71,7 +73,7 @@ def plan_upgrade(
         ],
         "hours": _hour_rows(evidence, options),
         "flips": [FlipRow(**asdict(flip) | {"verdict": flip.verdict.value}) for flip in flips],
-        "what_if": [_what_if(evidence, {**known, name: value}, fleet, start, name, value) for name, value in changes],
+        "what_if": [_what_if(evidence, assumed({name: value}), fleet, start, name, value) for name, value in changes],
     }
     out = out or evidence.folder / "plan"
     facts = {
@@ -120,7 +122,7 @@ def _hour_rows(evidence: Evidence, options: Options) -> list[HourRow]:
     return rows
 
 
-def _changes(known: Assumptions, fleet: FleetSettings, what_if: Sequence[str]) -> "list[tuple[str, Quantity]]":
+def _changes(known: Assumptions, fleet: FleetSettings, what_if: Sequence[str]) -> list[tuple[str, float]]:
     """The assumptions of --what-if, each with a value."""
     changes = []
     for text in what_if:
@@ -134,14 +136,17 @@ def _changes(known: Assumptions, fleet: FleetSettings, what_if: Sequence[str]) -
                 number = float(value)
             except ValueError:
                 number = math.nan
-            if not number >= 0:
-                raise InputError(f"--what-if {text}: {value!r} is not a number of 0 or more")
-            changes.append((name, replace(known[name], value=number, source="--what-if")))
+            is_positive = name.split(".")[-1] in POSITIVE
+            most = 1.0 if name == "share" else math.inf
+            if not (number > 0 if is_positive else number >= 0) or number > most or math.isinf(number):
+                least = "greater than 0" if is_positive else "of 0 or more"
+                raise InputError(f"--what-if {text}: {value!r} is not a number {least}{' and up to 1' * (most == 1)}")
+            changes.append((name, number))
     return changes
 
 
 def _what_if(
-    evidence: Evidence, known: Assumptions, fleet: FleetSettings, start: datetime, name: str, changed: Quantity
+    evidence: Evidence, known: Assumptions, fleet: FleetSettings, start: datetime, name: str, value: float
 ) -> WhatIfRow:
     options = find_options(evidence, known, fleet, start, 300)
     judged, switch = judge(evidence, known, options), options.of(SWITCH)
@@ -149,7 +154,7 @@ def _what_if(
     dollars = quantiles(switch.total)[1]
     return WhatIfRow(
         name,
-        changed.value,
+        value,
         *quantiles(switch.finish),
         dollars,
         quantiles(won)[1],

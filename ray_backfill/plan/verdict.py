@@ -1,7 +1,8 @@
 """What to do, by one inequality that is printed with its numbers, and what would change it."""
 
 import math
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
@@ -142,15 +143,18 @@ class Flip:
 
 
 def find_flips(
-    evidence: Evidence, known: Assumptions, fleet: FleetSettings, start: datetime, seed: int = 0
-) -> list[Flip]:
+    evidence: Evidence, assumed: Callable[[Mapping[str, float]], Assumptions], fleet: FleetSettings, start: datetime,
+    seed: int = 0,
+) -> list[Flip]:  # fmt: skip
     """For each assumption the nearest value at which the verdict changes, the nearest first, up to a factor of 100.
+
+    assumed: makes the assumptions with other values of some.
 
     Cost: some 20 plans of 100 runs for each assumption.
     """
 
     def verdict_at(name: str, factor: float) -> Verdict:
-        changed = known | {name: replace(known[name], value=known[name].value * factor)}
+        changed = assumed({name: known[name].value * factor})
         return judge(evidence, changed, find_options(evidence, changed, fleet, start, _RUNS, seed, _SPANS)).verdict
 
     def searched(name: str) -> Iterator[Flip]:
@@ -158,6 +162,8 @@ def find_flips(
             inside = 1.0
             for size in _FACTORS:
                 factor = size**direction
+                if name == "share" and known[name].value * factor > 1:
+                    break
                 if (other := verdict_at(name, factor)) is not today:
                     while max(factor / inside, inside / factor) > _CLOSE:
                         middle = math.sqrt(factor * inside)
@@ -170,6 +176,7 @@ def find_flips(
                     break
                 inside = factor
 
+    known = assumed({})
     today = judge(evidence, known, find_options(evidence, known, fleet, start, _RUNS, seed, _SPANS)).verdict
     names = [name for name, quantity in known.items() if math.isfinite(quantity.value) and quantity.value]
     flips = [flip for name in track(names, "find what changes the verdict", "assumptions") for flip in searched(name)]
@@ -198,37 +205,23 @@ def find_deadline(
     def in_time(begin: datetime, factor: float = 1.0) -> float:
         names = [f"{group.name}.number" for group in fleet.workers]
         more = {name: replace(known[name], value=known[name].value * factor) for name in names}
-        finish = run_backfill(known | more, fleet, begin, False, _RUNS, seed, _SPANS).finish + np.nan_to_num(
-            build_hours
-        )
+        whole = run_backfill(known | more, fleet, begin, False, _RUNS, seed, _SPANS).whole
+        finish = whole + np.nan_to_num(build_hours)
         return (
             float(np.mean(finish <= (ends - begin).total_seconds() / 3600)) if not np.isnan(finish).any() else math.nan
         )
-
-    def last(is_so: Callable[[float], bool], most: float, close: float) -> float:
-        """The largest number up to ``most`` at which it is so; it is at 0."""
-        low, high = 0.0, most
-        while high - low > close:
-            middle = (low + high) / 2
-            low, high = (middle, high) if is_so(middle) else (low, middle)
-        return low
 
     finished = in_time(start)
     if math.isnan(finished):
         return None
     latest, workers = None, math.nan
     if finished >= _SURE:
-        late_h = last(
-            lambda hours_h: in_time(start + timedelta(hours=hours_h)) >= _SURE,
-            (ends - start).total_seconds() / 3600,
-            1.0,
-        )
-        latest = start + timedelta(hours=math.floor(late_h))
+        all_hours = range(math.ceil((ends - start).total_seconds() / 3600))
+        late = bisect_left(all_hours, True, key=lambda hour: in_time(start + timedelta(hours=hour)) < _SURE)
+        latest = start + timedelta(hours=late - 1)
     if total := sum(known[f"{group.name}.number"].value for group in fleet.workers):
         most = next((factor for factor in (1, 2, 4, 8, 16, 32) if in_time(start, factor) >= _SURE), math.nan)
         if not math.isnan(most):
-            workers = math.ceil(
-                total * most
-                - last(lambda fewer: in_time(start, most - fewer) >= _SURE, most * 0.999, 0.5 / total) * total
-            )
+            numbers = range(1, math.ceil(total * most))
+            workers = 1 + bisect_left(numbers, True, key=lambda number: in_time(start, number / total) >= _SURE)
     return Deadline(ends, finished, latest, workers)
