@@ -124,7 +124,7 @@ def _of_results(results: ResultsData, folder: Path) -> Evidence:
             f"queries right answers, and {AGAIN}"
         )
     if old is None or new is None or step is None:
-        raise InputError(f"{folder} has no interval of the upgrade: compare on at least 30 queries, and {AGAIN}")
+        raise InputError(f"{folder} has no interval of the upgrade: compare on more queries, and {AGAIN}")
     data = results.manifest.data
     rows = [row for row in results.candidates(results.primary) if not (row.is_reference or row.is_oracle)]
     rows += [row for row in results.rows if row.method in results.recalling and row.metric == results.primary]

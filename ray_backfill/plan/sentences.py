@@ -28,12 +28,14 @@ def answers(
     switch, backfill = options.of(SWITCH), options.backfill
     if backfill.is_known:
         took = spread(*quantiles(backfill.finish))
+        build = a["index.build_hours"]
+        of_index = f" The index takes {hours(build)} more." * (build > 0)
+        if math.isnan(build):
+            of_index = " The time to build the index is unknown, and not in these hours."
         said["How long?"] = (
             f"Embedding {count(a['items'])} items takes {took} from {start:%Y-%m-%d %H:%M} on, limited by "
-            f"{backfill.slowest}. "
-            + (f"The index takes {hours(a['index.build_hours'])} more." if a["index.build_hours"] > 0 else
-               "The time to build the index is unknown, and not in these hours.")
-        )  # fmt: skip
+            f"{backfill.slowest}.{of_index}"
+        )
         parts = {part: quantiles(amounts) for part, amounts in switch.dollars.items()}
         told = [f"{part} {spread(*three, dollars)}" for part, three in parts.items() if not math.isnan(three[1])]
         unknown = [part for part, three in parts.items() if math.isnan(three[1])]
@@ -77,7 +79,8 @@ def answers(
             )
         said["Which items first?"] = f"In the order {curve.order}; ray-backfill export writes it as order.csv."
         reached = quantiles(options.online.end)
-        if options.online.is_known and reached[1] < 1 - 1e-9:
+        has_budget = fleet.budget.items < 1 or fleet.budget.dollars < math.inf
+        if has_budget and options.online.is_known and reached[1] < 1 - 1e-9:
             quality = tuple(float(np.interp(share, curve.t, curve.value)) for share in reached)
             limit = "the old model ends" if curve.needs_old else "anything else changes"
             stays = f"until {fleet.old_model_ends:%Y-%m-%d}, when {limit}" if fleet.old_model_ends else f"until {limit}"

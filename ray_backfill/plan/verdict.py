@@ -83,6 +83,11 @@ def judge(evidence: Evidence, known: Assumptions, options: Options) -> Judged:
         shown = (
             f"{best.name}: {points(lead.value)} above old, at least {points(lead.low)}" if best and lead else "no merge"
         )
+        if took == math.inf:
+            said = (
+                "Open: no merge is shown to serve better than the old service, and in this fleet a switch never comes."
+            )
+            return Judged(Verdict.OPEN, said, shown, best)
         said = f"{rebuild}; no merge is shown to serve better than the old service meanwhile."
         return Judged(Verdict.SWITCH, said, shown, best)
     if math.isnan(took):

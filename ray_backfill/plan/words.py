@@ -18,12 +18,13 @@ def hours(number: float) -> str:
 
 
 def dollars(number: float) -> str:
-    """Money: "$0.42", "$41", "$1,200"; an en dash if unknown."""
+    """Money: "$0.0042", "$0.42", "$41", "$1,200"; an en dash if unknown."""
     if math.isnan(number):
         return NOTHING
     if math.isinf(number):
         return "any sum"
     text = f"{abs(number):,.2f}" if abs(number) < 10 else f"{abs(number):,.0f}"
+    text = f"{abs(number):.2g}" if 0 < abs(number) < 0.095 else text
     return f"{MINUS * (number < 0)}${text}"
 
 
