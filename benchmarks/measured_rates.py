@@ -4,9 +4,9 @@
     python -m benchmarks.measured_rates --seconds 0.3 --run 1    # a smoke test
 
 Four kinds of models, made here with random weights. Each is measured on one collection of generated texts, and embeds
-another one, of other texts, by Ray actors. Two laws: the slowest stage sets the pace, which holds where all stages run
-at the same time, and the stages follow each other, which holds where they wait for the same core. The rate of a run is
-that of its manifest, without the start of its actors.
+another one, of other texts, by Ray actors. Three laws: the slowest stage sets the pace, which holds where all stages
+run at the same time; the stages follow each other, which holds where they wait for the same core; and what one process
+reached with all stages together. The rate of a run is that of its manifest, without the start of its actors.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from ray_backfill.encode.kinds import parse_spec
 from ray_backfill.encode.part import EncodeRequest
 from ray_backfill.encode.stage import embed_items
 from ray_backfill.plan.measure import MeasureSettings, measure
-from ray_backfill.plan.rates import STAGES
+from ray_backfill.plan.rates import STAGES, TOGETHER
 from ray_backfill.workers.session import session
 from ray_backfill.workers.settings import EmbedActors
 
@@ -116,7 +116,8 @@ def main() -> None:
             spec, actor = parse_spec(make(root / str(number))), EmbedActors(number=1)
             rates = measure(spec, one, MeasureSettings(given.seconds), ItemSettings(), actor, root)
             per_s = {rate.stage: rate.items_per_s for rate in rates.stages}
-            slowest, in_turn = min(per_s.values()), 1 / sum(1 / rate for rate in per_s.values())
+            alone = [per_s[stage] for stage in STAGES]
+            slowest, in_turn, together = min(alone), 1 / sum(1 / rate for rate in alone), per_s[TOGETHER]
             for actors in (1, 2):
                 items = int(min(MOST_ITEMS, max(500, in_turn * actors * given.run)))
                 other = collection(root / "other.parquet", items, 2 + actors)
@@ -125,12 +126,22 @@ def main() -> None:
                 request = EncodeRequest(written, "text", {"new": spec})
                 made = embed_items(folder / "embeddings", request, EmbedActors(number=actors))
                 reached = read_json(made / "manifest.json")["embedding"]["items_per_s"]
-                errors = [f"{100 * (actors * law / reached - 1):+.0f} %" for law in (slowest, in_turn)]
+                errors = [f"{100 * (actors * law / reached - 1):+.0f} %" for law in (slowest, in_turn, together)]
                 stages = [f"{per_s[stage]:,.0f}" for stage in STAGES]
-                of_run = (f"{items:,}", f"{actors * slowest:,.0f}", f"{actors * in_turn:,.0f}", f"{reached:,.0f}")
-                rows.append(f"| {' | '.join((kind, *stages, str(actors), *of_run, *errors))} |")
+                rates_of = [f"{rate:,.0f}" for rate in (actors * slowest, actors * in_turn, actors * together, reached)]
+                rows.append(f"| {' | '.join((kind, *stages, str(actors), f'{items:,}', *rates_of, *errors))} |")
                 print(rows[-1], flush=True)
-    heads = ("model", *STAGES, "actors", "items", "slowest stage", "one after the other", "reached", "error", "error")
+    heads = (
+        "model",
+        *STAGES,
+        "actors",
+        "items",
+        "slowest stage",
+        "one after the other",
+        "together",
+        "reached",
+        *["error"] * 3,
+    )
     print(f"\nTexts per second\n\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     print("\n".join(rows))
 

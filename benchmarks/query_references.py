@@ -16,7 +16,7 @@ from ray_backfill.compare.reopen import reopened
 from ray_backfill.compare.report import read_data
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.results import Variant
-from ray_backfill.engine.merges import RAW, Merge, fit_merge
+from ray_backfill.engine.merges import Merge, fit_merge
 from ray_backfill.engine.replay import replay
 from ray_backfill.engine.systems import IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Method

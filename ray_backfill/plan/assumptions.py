@@ -54,7 +54,7 @@ def assume(
     """
     known = {name: Quantity(name, value, "", Origin.GIVEN, "changed") for name, value in (changed or {}).items()}
     rates, index, traffic = _rates_of(evidence, fleet), fleet.index, fleet.traffic
-    slowest, dims = rates.slowest if rates else None, evidence.dims or (rates.dimensions if rates else 0)
+    pace, dims = rates.pace if rates else None, evidence.dims or (rates.dimensions if rates else 0)
     if math.isnan(fleet.items):
         _put(known, "items", evidence.items, "items", "gallery of the results", Origin.MEASURED)
     else:
@@ -63,10 +63,11 @@ def assume(
     for group in fleet.workers:
         _put(known, f"{group.name}.number", group.number, "workers")
         name, unit, spread = f"{group.name}.items_per_s", "items per s and worker", group.uncertainty
-        if slowest and math.isnan(group.items_per_s):
-            source = f"rates.json: {slowest.stage}, the slowest stage"
-            spread = slowest.spread if math.isnan(spread) else spread
-            _put(known, name, slowest.items_per_s, unit, source, Origin.MEASURED, spread)
+        if rates and pace and math.isnan(group.items_per_s):
+            slowest = f"; alone, {rates.slowest.stage} is the slowest" if rates.slowest else ""
+            source = f"rates.json: {pace.stage}{slowest}"
+            spread = pace.spread if math.isnan(spread) else spread
+            _put(known, name, pace.items_per_s, unit, source, Origin.MEASURED, spread)
         else:
             _put(known, name, group.items_per_s, unit, spread=0.0 if math.isnan(spread) else spread)
         _put(known, f"{group.name}.dollars_per_hour", group.dollars_per_hour, "$ per h and worker")

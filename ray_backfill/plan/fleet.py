@@ -37,7 +37,7 @@ class WorkersSettings:
     name: str = "workers"
     """What to call them."""
     items_per_s: float = _NAN
-    """Items per second of one worker; by default that of the slowest stage of ``rates``."""
+    """Items per second of one worker; by default that of all stages together in ``rates``."""
     uncertainty: float = _NAN
     """Relative standard deviation of their rate; by default that of the measured windows."""
     dollars_per_hour: float = _NAN

@@ -33,12 +33,12 @@ from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.encode.encoder import IMAGE, TEXT, Device, Model, by_length
 from ray_backfill.encode.items import PLACE, ItemSettings, ItemSources, write_items
 from ray_backfill.encode.kinds import all_kinds, load_model
-from ray_backfill.encode.part import contents_of
+from ray_backfill.encode.part import contents_of, embed_part
 from ray_backfill.encode.spec import Spec
 from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.engine.stack import expects_gpu
 from ray_backfill.plan.builds import check_store, measure_faiss, measure_pgvector
-from ray_backfill.plan.rates import Rate, Rates
+from ray_backfill.plan.rates import TOGETHER, Rate, Rates
 from ray_backfill.workers.settings import EmbedActors, threads_of
 
 # Items that are cycled, at most.
@@ -80,7 +80,7 @@ def measure(
     """Measure in this process or, with RAY_ADDRESS, as one task on that cluster.
 
     scratch: a folder on the disk that a run would write to, which is left as it was. Cost: the seconds of each of the
-    four stages and, for each kind of index, of builds and searches.
+    four stages, of all together and, for each kind of index, of builds and searches.
 
     Raises:
         InputError: The items, the model or the store cannot be used, or the model is a service that charges.
@@ -155,6 +155,16 @@ def _measure(
         return len(rows), perf_counter() - began
 
     stages.append(_timed("write", write, settings.seconds))
+    # Of about five seconds, so that a slow model ends.
+    few = int(min(part_rows, max(model.size, 5 * stages[2].items_per_s)))
+    write_parquet(folder / "few.parquet", _repeated(sample, few))
+
+    def together() -> tuple[int, float]:
+        began, table = perf_counter(), embed_part(folder / "few.parquet", "gallery", {"new": model}, threads)
+        write_parquet(folder / "written.parquet", stating(table, {"new": identity}))
+        return few, perf_counter() - began
+
+    stages.append(_timed(TOGETHER, together, settings.seconds))
     vectors = vectors[vectors.any(axis=1)]  # zero vectors have no place in an index of cosines
     builds, searches = measure_faiss(vectors, settings.seconds) if len(vectors) else ([], [])
     if settings.store and len(vectors):

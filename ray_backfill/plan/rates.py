@@ -17,6 +17,8 @@ from ray_backfill.core.stages import read_json, write_json
 
 # The stages of an embedding actor, in their order.
 STAGES = ("read", "prepare", "embed", "write")
+# All of them as an actor runs them: the next batch is prepared while the model computes.
+TOGETHER = "together"
 SCHEMA = 1
 # Bytes of an item in an index while it is built, besides four for each dimension: its neighbours. Those of pgvector's
 # graph of 16 neighbours are as PostgreSQL says in benchmarks/index_builds.py; other indexes have less.
@@ -94,8 +96,14 @@ class Rates:
 
     @property
     def slowest(self) -> Rate | None:
-        """The stage that sets the pace of the pipeline, whose stages run at the same time; None without stages."""
-        return min(self.stages, key=lambda rate: rate.items_per_s, default=None)
+        """The slowest of the stages alone; None without stages."""
+        alone = (rate for rate in self.stages if rate.stage != TOGETHER)
+        return min(alone, key=lambda rate: rate.items_per_s, default=None)
+
+    @property
+    def pace(self) -> Rate | None:
+        """What one worker reaches: all stages together if they were measured, otherwise the slowest one."""
+        return next((rate for rate in self.stages if rate.stage == TOGETHER), self.slowest)
 
 
 def write_rates(file: Path, rates: Rates) -> None:
@@ -119,8 +127,8 @@ def read_rates(file: Path) -> Rates:
             given[name] = tuple(_row(kind, row, f"{name}[{place}]") for place, row in enumerate(rows))
         rates = _row(Rates, given, "the file")
         for rate in rates.stages:
-            if rate.stage not in STAGES:
-                raise unknown_name("stage", rate.stage, STAGES)
+            if rate.stage not in (*STAGES, TOGETHER):
+                raise unknown_name("stage", rate.stage, (*STAGES, TOGETHER))
         if len({rate.stage for rate in rates.stages}) < len(rates.stages):
             raise InputError("a stage is there twice")
     except InputError as error:

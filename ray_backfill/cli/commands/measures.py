@@ -65,7 +65,7 @@ def _lines(rates: Rates) -> list[str]:
     lines = [f"{'stage of one worker':<22}{f'{rates.modality}s/s':>14}{'spread':>10}"]
     for rate in rates.stages:
         spread = f"{100 * rate.spread:.0f} %" if len(rate.windows) > 1 else "unknown"
-        is_slowest = "  sets the pace" if rate is rates.slowest else ""
+        is_slowest = "  slowest" if rate is rates.slowest else ""
         lines.append(f"{rate.stage:<22}{rate.items_per_s:>14,.1f}{spread:>10}{is_slowest}")
     if rates.builds:
         lines.append(f"{'index':<22}{'items':>14}{'build':>10}")
