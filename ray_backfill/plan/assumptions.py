@@ -69,7 +69,7 @@ def assume(
             spread = pace.spread if math.isnan(spread) else spread
             _put(known, name, pace.items_per_s, unit, source, Origin.MEASURED, spread)
         else:
-            _put(known, name, group.items_per_s, unit, spread=0.0 if math.isnan(spread) else spread)
+            _put(known, name, group.items_per_s, unit, spread=spread)
         _put(known, f"{group.name}.dollars_per_hour", group.dollars_per_hour, "$ per h and worker")
     if fleet.provider:
         _add_provider(known, fleet.provider, rates, today)
@@ -120,7 +120,7 @@ def _put(
         value, origin, source = known[name].value, known[name].origin, known[name].source
     if math.isnan(value):
         origin, source = Origin.UNKNOWN, "neither given nor measured" if source in ("", "fleet.yaml") else source
-    known[name] = Quantity(name, float(value), unit, origin, source, spread)
+    known[name] = Quantity(name, float(value), unit, origin, source, 0.0 if math.isnan(spread) else spread)
 
 
 def _rates_of(evidence: Evidence, fleet: FleetSettings) -> Rates | None:

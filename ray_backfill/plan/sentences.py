@@ -97,7 +97,9 @@ def answers(
         if deadline.latest:
             words.append(f"90 % are with a start until {deadline.latest:%Y-%m-%d %H:%M}")
         if not math.isnan(deadline.workers):
-            words.append(f"{count(deadline.workers)} workers are enough for 90 %")
+            words.append(
+                f"{count(deadline.workers)} of such workers {'are' if deadline.workers > 1 else 'is'} enough for 90 %"
+            )
         elif fleet.workers:
             words.append("32 times as many workers would not be enough for 90 %")
         free = sum(one.curve is not None and not one.needs_old for one in options.choices)
