@@ -91,7 +91,10 @@ def judge(evidence: Evidence, known: Assumptions, options: Options) -> Judged:
         said = f"{rebuild}; no merge is shown to serve better than the old service meanwhile."
         return Judged(Verdict.SWITCH, said, shown, best)
     if math.isnan(took):
-        said = f"Open: hours are unknown; meanwhile {best.name} serves {points(lead.value)} more than the old service."
+        said = (
+            f"Open: hours are unknown, which ray-backfill measure and --fleet tell; meanwhile {best.name} serves "
+            f"{points(lead.value)} more than the old service."
+        )
         return Judged(Verdict.OPEN, said, f"Unknown: {listed(_unknown(known), 'and')}", best)
     won, price = best.point_days - switch.point_days, quantiles(best.extra_dollars)[1]
     low, gain, high = quantiles(won)

@@ -11,9 +11,11 @@ import pandas as pd
 import pytest
 
 import ray_backfill as rb
+from ray_backfill.plan.fleet import read_fleet
 from tests.command import Command
 from tests.compare.folder import labelled
 from tests.test_bad_input import CODES, listing
+from tests.test_structure import ROOT
 
 RATES = {
     "schema": 1,
@@ -201,3 +203,18 @@ def test_dates_numbers_and_lists_as_yaml_has_them(tmp_path: Path) -> None:
     assert (opened[0], opened[-1], len(opened)) == (22 * 60 + 30, 30 * 60 - 1, 450)
     file.write_text("")
     assert not read_fleet(file).workers
+
+
+def test_the_files_of_the_docs_and_the_examples_are_read(tmp_path: Path) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 2
+    (tmp_path / "rates.json").write_text("{}")
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "one.json").write_text('{"metadata": {"gap_seconds": 300}, "data": [1, 0, 1]}')
+    for text in (
+        *blocks,
+        *(file.read_text(encoding="utf-8") for file in (ROOT / "examples" / "fleets").glob("*.yaml")),
+    ):
+        (tmp_path / "fleet.yaml").write_text(text, encoding="utf-8")
+        fleet = read_fleet(tmp_path / "fleet.yaml")
+        assert fleet.workers or fleet.provider
