@@ -97,7 +97,8 @@ def run_report(job: ReportJob) -> None:
     plans = [path for path in (folder, folder / "plan") if (path / "what_if.parquet").exists()]
     if not simulations and not live and not forecasts and not plans:
         raise InputError(
-            f"{shown(folder)} holds no results: give the folder that simulate, forecast or drill wrote with --out, or plan"
+            f"{shown(folder)} holds no results: give the folder that simulate, forecast or drill wrote with --out, or "
+            "that of a plan"
         )
     if job.run is not None:
         from ray_backfill.compare.trec import write_lists
