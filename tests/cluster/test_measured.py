@@ -9,7 +9,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.encode.items import ItemSettings, ItemSources
 from ray_backfill.encode.kinds import parse_spec
 from ray_backfill.plan.measure import MeasureSettings, measure
-from ray_backfill.plan.rates import STAGES, Rates
+from ray_backfill.plan.rates import STAGES, TOGETHER, Rates
 from ray_backfill.workers.settings import EmbedActors
 
 
@@ -25,7 +25,7 @@ def test_a_task_measures_and_its_errors_are_the_users(tmp_path: Path, monkeypatc
         return measure(spec, sources, settings, ItemSettings(), EmbedActors(), tmp_path / "scratch")
 
     rates = measured("slow_old")
-    assert [rate.stage for rate in rates.stages] == list(STAGES)
+    assert [rate.stage for rate in rates.stages] == [*STAGES, TOGETHER]
     assert rates.slowest is not None
     assert rates.slowest.stage == "embed"
     with pytest.raises(InputError, match="out of order"):

@@ -55,6 +55,7 @@ class TrafficActor:
         schedule. Raises the error of a query that failed other than by its deadline.
         """
         self.zero, settings = zero, self.job.settings
+        await self.warm_up(settings.deadline_s)  # of an incarnation that replaces another one
         started, writer = time.time(), asyncio.create_task(self._write_regularly())
         began, warm_until = since or started, started + settings.warm_up_s
         pending: set[asyncio.Task[None]] = set()
