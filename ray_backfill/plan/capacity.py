@@ -67,7 +67,7 @@ def run_backfill(
 
     with_index: whether items are inserted into a searched index as they are embedded, which may limit it. Time and
     dollars are NaN if a rate is unknown; dollars alone if a price is. spans: that an undisturbed backfill takes; a span
-    is between a minute and an hour. Cost: about 0.1 ms for 1,000 runs and a span.
+    is between a minute and an hour. Cost: grows with runs and spans.
     """
     a: Mapping[str, float] = {name: quantity.value for name, quantity in known.items()}
     items, inserted_per_h = a["items"], a["inserted_per_day"] / 24

@@ -53,9 +53,8 @@ def answers(
             if np.isfinite(limits).all() and limits[1] > limits[0]:
                 between = f" (95 % interval {percent(limits[0], 0)} to {percent(limits[1], 0)} %)"
             when = f", that is from {spread(*_when(options.online, first))} on" if is_known else ""
-            said["When is it safe?"] = (
-                f"{choice.name} is not below the old service from {percent(first, 0)} % backfilled on{between}{when}."
-            )
+            since = f"{percent(first, 0)} % backfilled on" if first > 0 else "the start on"
+            said["When is it safe?"] = f"{choice.name} is not below the old service from {since}{between}{when}."
         gained = (curve.value - evidence.old) >= _MOST_OF_IT * evidence.step.value
         last = int(np.flatnonzero(~gained)[-1]) + 1 if (~gained).any() else 0
         if last < len(curve.t):
@@ -66,12 +65,12 @@ def answers(
             )
         if len(options.hours):
             days = 7.0 if options.hours[-1] > 7 * 24 else 1.0
-            number = (options.hours / (24 * days)).astype(np.int64)
-            middle = np.median(choice.lead, axis=0)
-            means = {int(place): float(middle[number == place].mean()) for place in np.unique(number)}
-            worst = min(means, key=lambda place: means[place])
-            period = f"{'Week' if days == 7 else 'Day'} {worst + 1}: {points(abs(means[worst]))} of {evidence.metric}"
-            said["Which time is worst?"] = f"{period} {'above' if means[worst] >= 0 else 'below'} the old service."
+            period_M = (options.hours / (24 * days)).astype(np.int64)
+            lead_M = np.median(choice.lead, axis=0)
+            means = {int(period): float(lead_M[period_M == period].mean()) for period in np.unique(period_M)}
+            worst = min(means, key=lambda period: means[period])
+            lead = f"{'Week' if days == 7 else 'Day'} {worst + 1}: {points(abs(means[worst]))} of {evidence.metric}"
+            said["Which time is worst?"] = f"{lead} {'above' if means[worst] >= 0 else 'below'} the old service."
         if curve.lost is not None:
             said["Who is worse off?"] = (
                 f"{percent_sign(curve.lost.first_day)} of queries lose their right first result on the first day, "
@@ -82,27 +81,27 @@ def answers(
         has_budget = fleet.budget.items < 1 or fleet.budget.dollars < math.inf
         if has_budget and options.online.is_known and reached[1] < 1 - 1e-9:
             quality = tuple(float(np.interp(share, curve.t, curve.value)) for share in reached)
-            limit = "the old model ends" if curve.needs_old else "anything else changes"
-            stays = f"until {fleet.old_model_ends:%Y-%m-%d}, when {limit}" if fleet.old_model_ends else f"until {limit}"
+            ends = f" on {fleet.old_model_ends:%Y-%m-%d}" if fleet.old_model_ends else ""
+            limit = f"until the old model ends{ends}" if curve.needs_old else "also without the old model"
             said["What does the budget buy?"] = (
                 f"The first {percent(reached[1], 0)} % of the items in the order {curve.order} "
                 f"({percent(reached[0], 0)} to {percent(reached[2], 0)} %), by which {evidence.metric} is "
                 f"{percent_sign(quality[1])}, {points(quality[1] - evidence.old)} above the old service. "
-                f"It may stay so {stays}."
+                f"It may stay so {limit}."
             )
     if deadline is not None:
         words = [
             f"{percent(deadline.finishes, 0)} % of runs end before the old model does, on {deadline.ends:%Y-%m-%d}"
         ]
         if deadline.latest:
-            words.append(f"90 % are with a start until {deadline.latest:%Y-%m-%d %H:%M}")
+            words.append(f"90 % still do with a start as late as {deadline.latest:%Y-%m-%d %H:%M}")
         if not math.isnan(deadline.workers):
             words.append(
                 f"{count(deadline.workers)} of such workers {'are' if deadline.workers > 1 else 'is'} enough for 90 %"
             )
         elif fleet.workers:
             words.append("32 times as many workers would not be enough for 90 %")
-        free = sum(one.curve is not None and not one.needs_old for one in options.choices)
+        free = sum(way.curve is not None and not way.needs_old for way in options.choices)
         if choice is not None:
             needs = "needs" if choice.needs_old else "does not need"
             words.append(f"{choice.name} {needs} the old model for queries until then, and {free} ways do not need it")

@@ -16,6 +16,7 @@ from ray_backfill.plan import run as plan_run
 from ray_backfill.plan.evidence import Evidence
 from ray_backfill.plan.fleet import BudgetSettings, FleetSettings, IndexSettings, TrafficSettings, WorkersSettings
 from ray_backfill.plan.options import SWITCH, find_options
+from ray_backfill.plan.sentences import answers
 from ray_backfill.plan.verdict import Judged, Verdict, find_deadline, find_flips, judge
 from tests.command import Command
 from tests.plan.made import assumed, changed, curve, evidence, fleet
@@ -176,3 +177,23 @@ def test_part_of_the_items_is_no_switch() -> None:
     deadline = find_deadline(known, part, START, 0)
     assert deadline is not None
     assert deadline.finishes == 0
+
+
+def test_a_wait_is_kept_in_nine_of_ten_runs() -> None:
+    """Half of the runs end within it, which is not enough."""
+    by, of = evidence(0.1, 0.01), FAST
+    workers = (replace(of.workers[0], uncertainty=0.5),)
+    known = assumed(replace(of, workers=workers), by)
+    finish = find_options(by, known, replace(of, workers=workers), START, 200, spans=100).of(SWITCH).finish
+    middle, late = np.quantile(finish, (0.5, 0.9))
+    for wait, verdict in ((math.sqrt(middle * late), Verdict.OPEN), (1.1 * late, Verdict.SWITCH)):
+        assert judged(by, replace(of, workers=workers, max_wait_hours=float(wait)), runs=200).verdict is verdict
+
+
+@pytest.mark.parametrize(("first", "word"), [(0.45, "below"), (0.55, "above")])
+def test_the_worst_time_is_below_or_above_the_old_service(first: float, word: str) -> None:
+    by = evidence(0.1, 0.01, curves=(curve((first, first, first, 0.9, 0.9)),))
+    known = assumed(SLOW, by)
+    options = find_options(by, known, SLOW, START, 20, spans=100)
+    told = answers(by, known, SLOW, START, options, judge(by, known, options), None)
+    assert f"of mAP@10 {word} the old service" in told["Which time is worst?"]
