@@ -1,8 +1,9 @@
-"""CSLS and z-scores fitted on queries instead of items, beside what ``best`` chose, on finished comparisons.
+"""CSLS and z-scores fitted on queries instead of items, beside what ``best`` serves, on finished comparisons.
 
     python -m benchmarks.query_references RUN ...    # a minute each; runs of simulate with the merge best
 
-One half of the queries, without their right answers, is what merges are fitted on; areas are those of the other half.
+Merges are fitted on one half of the queries, without their right answers, and judged on the other half; then the halves
+change places. So every query judges, and none judges a merge that has seen it. ``csls by all queries`` has seen them.
 """
 
 import argparse
@@ -23,32 +24,38 @@ from ray_backfill.learn.methods import Method
 
 
 def of_run(run: Path) -> list[dict[str, float | str]]:
-    """For each fitted method of a run the area with each merge, by the half of the queries that no merge has seen."""
+    """For each method of a run the area with each merge, by queries that the merge has not seen."""
     finished = read_data(run)
+    distance = finished.evaluation["distance"]
     comparison = reopened(finished, run / "results", Variant("random", "best"))
     rows: list[dict[str, float | str]] = []
     for method in comparison.methods:
         items = comparison.merges.items
-        if method.is_reference or not method.is_merged or method.fit is None or method.recalls or items is None:
+        if method.is_reference or not method.is_merged or method.recalls or items is None:
             continue
         pair, train = comparison.pair(method), method.pair(items, comparison.maps.of(method))
-        shuffled = np.random.default_rng(0).permutation(pair.n_queries)
-        asked, judged = np.array_split(shuffled, 2)
-        repeated = np.resize(asked, train.n_gallery)  # a fit takes as many queries as items
-        by_queries = UpgradePair(
-            RetrievalSystem(pair.backward.query[repeated], train.backward.gallery),
-            RetrievalSystem(pair.forward.query[repeated], train.forward.gallery),
-        )
-        merges: dict[str, Merge] = dict(comparison.merges_of(method)) | {
-            "raw": fit_merge("raw", None, None, finished.evaluation["distance"])
-        }
-        for name in ("csls", "zscore"):
-            merges[name] = fit_merge(name, train, None, finished.evaluation["distance"])
-            merges[f"{name} by queries"] = fit_merge(name, by_queries, None, finished.evaluation["distance"])
-        rows.append(
-            {"run": run.name, "method": method.name}
-            | _areas(comparison, method, pair, merges, judged, finished.primary)
-        )
+
+        def by(merge: str, asked: IntArray, pair: UpgradePair = pair, train: UpgradePair = train) -> Merge:
+            """As many queries as items, because only csls takes them in any number."""
+            repeated = asked if merge == "csls" else np.resize(asked, train.n_gallery)
+            queries = UpgradePair(
+                RetrievalSystem(pair.backward.query[repeated], train.backward.gallery),
+                RetrievalSystem(pair.forward.query[repeated], train.forward.gallery),
+            )
+            return fit_merge(merge, queries, None, distance, 0)
+
+        every = np.arange(pair.n_queries)
+        halves = np.array_split(np.random.default_rng(0).permutation(pair.n_queries), 2)
+        known = {"raw": fit_merge("raw", None, None, distance), "rrf": fit_merge("rrf", None, None, distance)}
+        known |= comparison.merges_of(method) | {"csls by all queries": by("csls", every)}
+        for name in ("csls", "zscore", "quantile"):
+            known[name] = fit_merge(name, train, None, distance)
+        areas = _areas(comparison, method, pair, known, every, finished.primary)
+        for asked, judged in (halves, halves[::-1]):
+            half = {f"{name} by queries": by(name, asked) for name in ("csls", "zscore", "quantile")}
+            for name, area in _areas(comparison, method, pair, half, judged, finished.primary).items():
+                areas[name] = areas.get(name, 0.0) + area * len(judged) / pair.n_queries
+        rows.append({"run": run.name, "method": method.name} | areas)
         print(rows[-1], flush=True)
     return rows
 
@@ -60,7 +67,7 @@ def _areas(
     merges: Mapping[str, Merge],
     judged: IntArray,
     metric: str,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     (order,) = comparison.orders_of(method, pair).values()
     areas = {}
     for name, merge in merges.items():
@@ -71,19 +78,25 @@ def _areas(
 
 
 def main() -> None:
-    """Print the table."""
+    """Print one table of maps, and one of rank merge."""
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", type=Path, nargs="+")
     table = pd.DataFrame([row for run in parser.parse_args().runs for row in of_run(run)])
-    print("| merge | mean above raw | mean regret | within 0.5 of the best | more than 0.3 below raw | lowest |")
-    print("|---|---|---|---|---|---|")
-    areas = table.drop(columns=["run", "method"])
-    for name in areas:
-        above, regret = areas[name] - areas["raw"], areas.max(axis=1) - areas[name]
+    for title, rows in (
+        ("maps", table[table["method"] != "rm_naive"]),
+        ("rank merge", table[table["method"] == "rm_naive"]),
+    ):
+        areas = rows.drop(columns=["run", "method"])
         print(
-            f"| {name} | {above.mean():.2f} | {regret.mean():.2f} | {100 * (regret < 0.5).mean():.0f} % | "
-            f"{100 * (above < -0.3).mean():.0f} % | {above.min():.1f} |"
+            f"\n| {title} | mean above raw | mean regret | within 0.5 of the best | more than 0.3 below raw | lowest |"
         )
+        print("|---|---|---|---|---|---|")
+        for name in areas:
+            above, regret = areas[name] - areas["raw"], areas.max(axis=1) - areas[name]
+            print(
+                f"| {name} | {above.mean():.2f} | {regret.mean():.2f} | {100 * (regret < 0.5).mean():.0f} % | "
+                f"{100 * (above < -0.3).mean():.0f} % | {above.min():.1f} |"
+            )
 
 
 if __name__ == "__main__":

@@ -25,6 +25,9 @@ from ray_backfill.learn.sides import Sides, dims_of
 from ray_backfill.learn.training.fit import TrainSet, read_train_set
 from ray_backfill.learn.training.settings import ClassificationSettings, FitSettings
 
+# Queries as references for CSLS. With the 112 of Cranfield's halves it is better than with items (docs/log.md).
+_FEWEST_ASKED = 100
+
 
 @dataclass(frozen=True)
 class FittedMaps:
@@ -158,6 +161,9 @@ class MergeFits:
 
     unseen: items that no map was fitted on, with their classes, by which ``best`` chooses among ``names_to_choose``. A
     map's distances are too small on the items that it was fitted on: there, a merge that stretches them looks best.
+    asked: model -> embeddings of queries, without their right answers, where items without labels would ask otherwise.
+    Only real queries show which items are close to many of them, and no trial without labels can tell that CSLS helps
+    (docs/log.md, 2026-11-29).
     """
 
     kinds: tuple[MergeKind, ...]
@@ -167,6 +173,7 @@ class MergeFits:
     label: IntArray | None = None
     unseen: tuple[Embeddings, IntArray | None] | None = None
     names_to_choose: tuple[str, ...] = MERGES_TO_CHOOSE
+    asked: Mapping[str, FloatArray] | None = None
     _chosen: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -188,7 +195,7 @@ class MergeFits:
             if kind.is_choice and pair is not None and method.fit is not None:
                 merges[kind.name] = self._best(method, maps, pair)
             elif pair is not None or self.items is None or not kind.needs_train:
-                merges[kind.name] = self._fit(kind.name, pair)
+                merges[kind.name] = self._fit(kind.name, pair, method, maps)
         return merges
 
     def _pair(self, method: Method, maps: FittedMaps) -> UpgradePair | None:
@@ -199,13 +206,16 @@ class MergeFits:
 
     def _best(self, method: Method, maps: FittedMaps, pair: UpgradePair) -> Merge:
         """The merge that is chosen: what is judged is what is served."""
+        if self.asked is not None and all_merges()["csls"].suits(self.distance):
+            return self._fit("csls", pair, method, maps)
         if self.unseen is None:
-            return self._fit(without_trial(pair, self.distance), pair)
+            return self._fit(without_trial(pair, self.distance), pair, method, maps)
         if method.name in self._chosen:
-            return self._fit(self._chosen[method.name], pair)
+            return self._fit(self._chosen[method.name], pair, method, maps)
         items, label = self.unseen
         known, unseen = all_merges(), method.pair(items, maps.of(method))
-        fitted = {name: self._fit(name, pair) for name in self.names_to_choose if known[name].suits(self.distance)}
+        suiting = (name for name in self.names_to_choose if known[name].suits(self.distance))
+        fitted = {name: self._fit(name, pair, method, maps) for name in suiting}
         self._chosen[method.name] = choose_fitted(fitted, unseen, label, self.distance, self.seed)
         return fitted[self._chosen[method.name]]
 
@@ -217,14 +227,17 @@ class MergeFits:
         names = dict.fromkeys((*self.names, *(MERGES_TO_CHOOSE if BEST in self.names else ())))
         pair, known = self._pair(reference, FittedMaps()), all_merges()
         return {
-            kind.name: self._fit(kind.name, pair)
+            kind.name: self._fit(kind.name, pair, reference, FittedMaps())
             for kind in (known[name] for name in names)
             if not (kind.is_monotone or kind.is_choice)
             and (pair is not None or not kind.needs_train)
             and kind.suits(self.distance)
         }
 
-    def _fit(self, name: str, pair: UpgradePair | None) -> Merge:
+    def _fit(self, name: str, pair: UpgradePair | None, method: Method, maps: FittedMaps) -> Merge:
+        """pair: of the items. With queries in place of items that ask, where the merge takes them."""
+        if pair is not None and self.asked is not None and self.items is not None and all_merges()[name].takes_queries:
+            pair = method.pair(Embeddings(self.asked, self.items.gallery), maps.of(method))
         return fit_merge(name, pair, self.label, self.distance, self.seed)
 
 
@@ -243,4 +256,7 @@ def resolve_merges(folder: EmbeddingFolder, kinds: Sequence[MergeKind], distance
     part, known = folder.validation, all_merges()
     unseen = drawn(part) if part is not None and len(part) >= 50 else None  # fewer are too few to choose a merge by
     names = tuple(name for name in MERGES_TO_CHOOSE if not why_merge_cannot_be_fitted(known[name], items))
-    return MergeFits(tuple(kinds), distance, seed, *drawn(items), unseen, names)
+    asked = None
+    if items.label is None and folder.queries is not None and len(folder.queries) >= _FEWEST_ASKED:
+        asked = folder.queries.drawn(20_000, seed).vectors
+    return MergeFits(tuple(kinds), distance, seed, *drawn(items), unseen, names, asked)

@@ -72,6 +72,22 @@ def test_what_is_judged_on_unseen_items_is_what_is_served(
     assert len(judged) == is_chosen
 
 
+@pytest.mark.parametrize(("asked", "are_references"), [(99, False), (100, True)])
+def test_queries_are_the_references_of_items_without_labels(asked: int, are_references: bool, tmp_path: Path) -> None:
+    gallery, train, queries = columns(40, 0), columns(600, 1), columns(asked, 2)
+    del train["label"]
+    rb.write_folder(tmp_path, gallery, queries, train=train)
+    comparison = resolved(tmp_path, Evaluation(("rm_naive", "slerp"), ("random",), (BEST, "csls", "zscore")))
+    rank_merge = next(method for method in comparison.methods if method.name == "rm_naive")
+    merges = comparison.merges.of(rank_merge, FittedMaps())
+    fitted_on = comparison.merges.items
+    assert fitted_on is not None
+    for references, model in zip(merges["csls"].references or (), ("old", "new"), strict=True):
+        expected = queries[model] if are_references else fitted_on.gallery[model]
+        np.testing.assert_array_equal(references.query, expected.astype(np.float32))
+        np.testing.assert_array_equal(references.gallery, fitted_on.gallery[model].astype(np.float32))
+
+
 @pytest.mark.parametrize("rows", [1, 160])
 def test_what_is_chosen_on_a_validation_part_can_be_fitted(rows: int, tmp_path: Path) -> None:
     """The part has labels, the train split has none; one row is too little to choose by."""

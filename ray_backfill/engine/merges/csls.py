@@ -2,8 +2,8 @@
 
 Source: Conneau et al., Word translation without parallel data (ICLR 2018), section 2.3:
 CSLS(q, g) = 2 cos(q, g) - r(q) - r(g), where r is the mean cosine to the k nearest vectors of the other side.
-Deviates: the neighbours are train vectors instead of gallery items and queries, which change during the backfill, and k
-is a share of them instead of 10. So r means the same whatever their number, as in a trial on a part of them.
+Deviates: the neighbours are train vectors instead of gallery items, which change during the backfill, and k is a share
+of them instead of 10. So r means the same whatever their number, as in a trial on a part of them.
 """
 
 from contextlib import nullcontext
@@ -34,7 +34,7 @@ class References:
     """The train vectors of one system from which r is computed."""
 
     query: NDArray[np.float32]
-    """(R, d) embeddings by the query model."""
+    """(R, d) embeddings of queries, or of train items, by the query model."""
     gallery: NDArray[np.float32]
     """(R, d) embeddings by the gallery model."""
 
@@ -72,11 +72,14 @@ class References:
 
 def fit_csls(train: UpgradePair, seed: int) -> tuple[References, References]:
     """Return the references of the backward and of the forward system."""
-    rows = np.arange(train.n_gallery)
-    if len(rows) > _MOST_ROWS:
-        rows = np.sort(np.random.default_rng(seed).choice(rows, _MOST_ROWS, replace=False))
+    asked, items = (
+        np.arange(number)
+        if number <= _MOST_ROWS
+        else np.sort(np.random.default_rng(seed).choice(number, _MOST_ROWS, replace=False))
+        for number in (train.n_queries, train.n_gallery)
+    )
     backward, forward = (
-        References(system.query[rows].astype(np.float32), system.gallery[rows].astype(np.float32))
+        References(system.query[asked].astype(np.float32), system.gallery[items].astype(np.float32))
         for system in (train.backward, train.forward)
     )
     return backward, forward

@@ -49,6 +49,8 @@ class MergeKind:
     """Whether it is one of the other merges, chosen by a trial on train items; raw without these."""
     glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Term -> meaning, for reports."""
+    takes_queries: bool = False
+    """Whether the train pair may have queries that are no items."""
     version: int = 1
     """Part of the key of a run: increase it when a change alters its results."""
 
@@ -131,12 +133,13 @@ MERGES = (
         "csls", "CSLS", "Conneau et al. 2018, section 2.3", _csls,
         distances=("cosine",),
         is_monotone=False,
+        takes_queries=True,
         glossary={
             "CSLS": "A merge (cross-domain similarity local scaling) that reduces the similarity of vectors that are "
-            "close to many train vectors. Needs train embeddings and the cosine distance, but no labels. It changes "
-            "what old and new find alone: the old service could have it without an upgrade.",
+            "close to many queries or train vectors. Needs train embeddings and the cosine distance, but no labels. It "
+            "changes what old and new find alone: the old service could have it without an upgrade.",
         },
-        version=2,
+        version=3,
     ),
     MergeKind(
         "rrf", "reciprocal rank fusion", "Cormack et al. 2009, section 2",
@@ -155,10 +158,10 @@ MERGES = (
         is_choice=True,
         glossary={
             "best": "For each method the merge, of raw distances, quantile, z-scores, isotonic and CSLS, that ranks "
-            "held-out train items best. Raw without train items. CSLS changes what old and new find alone: the old "
-            "service could have it without an upgrade.",
+            "held-out train items best. Without labels of these, CSLS where the cosine distance is used. Raw without "
+            "train items. CSLS changes what old and new find alone: the old service could have it without an upgrade.",
         },
-        version=4,
+        version=5,
     ),
 )  # fmt: skip
 
@@ -188,8 +191,8 @@ def fit_merge(name: str, train: UpgradePair | None, label: ArrayLike | None, dis
 
     Args:
         name: Name of the merge, see ``all_merges``.
-        train: The method's pair on the train split; row i of every query and gallery array is train item i. None if
-            the merge needs no train embeddings.
+        train: The method's pair on the train split; row i of every query and gallery array is train item i. For csls,
+            its queries may be real ones, in any number. None if the merge needs no train embeddings.
         label: (train items,) classes, integers or text. None if the merge needs no labels.
         distance: "cosine", "l2" or "inner_product".
         seed: Seed for sampling train items.
@@ -207,7 +210,7 @@ def fit_merge(name: str, train: UpgradePair | None, label: ArrayLike | None, dis
     if kind.needs_train:
         if train is None:
             raise InputError(f"merge {name!r} needs train embeddings; provide them or use the merge 'raw'")
-        if train.n_queries != train.n_gallery:
+        if train.n_queries != train.n_gallery and not kind.takes_queries:
             raise InputError(
                 f"merge {name!r} needs a train pair whose queries are its gallery items, got {train.n_queries} queries "
                 f"and {train.n_gallery} gallery items"
