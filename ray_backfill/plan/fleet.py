@@ -6,18 +6,17 @@ Times are local times of the fleet, without a time zone. Money is in dollars.
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from datetime import date, datetime, time
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError, unknown_name
+from ray_backfill.core.yamls import read_yaml
 
 _NAN = math.nan
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -155,18 +154,7 @@ def read_fleet(file: Path) -> FleetSettings:
     Raises:
         InputError: The file cannot be read, has an unknown key, or a value is impossible.
     """
-    import yaml
-
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--fleet {file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except (yaml.YAMLError, ValueError) as error:  # a ValueError is a date that no calendar has
-        place = getattr(error, "problem_mark", None)
-        at = f", line {place.line + 1}" if place else ""
-        why = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        raise InputError(f"{file}{at} is not YAML: {why}") from error
-    fleet: FleetSettings = _read(FleetSettings, {} if content is None else content, "", file)
+    fleet = read_yaml(file, FleetSettings, "--fleet", POSITIVE)
     check_fleet(fleet)
     return fleet
 
@@ -189,61 +177,6 @@ def check_fleet(fleet: FleetSettings) -> None:
         raise unknown_name("day", unknown[0], _DAYS)
     open_minutes(fleet)
     pauses_of(fleet)
-
-
-def _read(kind: Any, content: Any, where: str, file: Path) -> Any:
-    """A dataclass of the settings from a mapping. where: its place in the file, for messages."""
-    if not isinstance(content, Mapping):
-        raise InputError(f"{file}: {where or 'the file'} must hold keys and values, not {content!r}")
-    hints, known = get_type_hints(kind), [setting.name for setting in fields(kind)]
-    values = {}
-    for key, value in content.items():
-        if key not in known:
-            raise InputError(f"{file}: {unknown_name(f'key of {where}' if where else 'key', str(key), known)}")
-        values[key] = _value(hints[key], value, f"{where}.{key}" if where else key, file)
-    if kind is WorkersSettings and "number" not in values:
-        raise InputError(f"{file}: {where} lacks number, how many workers there are")
-    return kind(**values)
-
-
-def _value(hint: Any, value: Any, where: str, file: Path) -> Any:
-    choices = [inner for inner in get_args(hint) if inner is not type(None)]
-    if get_origin(hint) is tuple:
-        values = value if isinstance(value, list) else [value]
-        return tuple(_value(choices[0], one, f"{where}[{place}]", file) for place, one in enumerate(values))
-    kind = choices[0] if choices else hint
-    if is_dataclass(kind):
-        return _read(kind, value, where, file)
-    if kind is datetime:
-        if isinstance(value, str):
-            try:
-                value = datetime.fromisoformat(value)
-            except ValueError:
-                raise InputError(f"{file}: {where} is a date such as 2026-12-01 08:00, not {value!r}") from None
-        if isinstance(value, date) and not isinstance(value, datetime):
-            value = datetime.combine(value, time())
-        if not isinstance(value, datetime) or value.tzinfo:
-            raise InputError(f"{file}: {where} is a local time without a zone such as 2026-12-01 08:00, not {value!r}")
-        return value
-    if kind is Path:
-        path = file.parent / str(value)
-        if not path.exists():
-            raise InputError(f"{file}: {where}: there is no {path}")
-        return path
-    if kind is float:
-        try:
-            number = float(str(value).replace("_", "")) if not isinstance(value, bool) else _NAN
-        except ValueError:
-            number = _NAN
-        is_positive = where.split(".")[-1] in POSITIVE
-        if not (number > 0 if is_positive else number >= 0) or math.isinf(number):
-            least = "greater than 0" if is_positive else "0 or more"
-            raise InputError(f"{file}: {where} must be a number {least}, not {value!r}")
-        return number
-    if not isinstance(value, kind):
-        words = {str: "a text", bool: "true or false"}
-        raise InputError(f"{file}: {where} must be {words[kind]}, not {value!r}")
-    return value
 
 
 def open_minutes(fleet: FleetSettings) -> NDArray[np.bool_]:
