@@ -336,7 +336,7 @@ def nearest_rankings(
 
     rows: the query of each candidate, in any order. k: at most what the candidates were found for.
     """
-    ranked, starts, places_of = _sorted(rows, keys, is_forward, merge, block)
+    ranked, starts, places_of = ranked_candidates(rows, keys, is_forward, merge, block)
     width_starts = np.concatenate([[0], np.cumsum(np.minimum(np.diff(block.positive_starts), k))])
     for segments in segments_ON:
         before = np.full(points * width_starts[-1], ABSENT, np.int32)
@@ -350,7 +350,7 @@ def nearest_lists(
     k: int, points: int, merge: Merge,
 ) -> Iterator[RankedLists]:  # fmt: skip
     """Return the (b, T, k) first items at each point, in each order. The arguments: as of ``nearest_rankings``."""
-    ranked, starts, _ = _sorted(rows, keys, is_forward, merge, block)
+    ranked, starts, _ = ranked_candidates(rows, keys, is_forward, merge, block)
     distance = distances_of(keys)
     of_candidates = RankedLists(positions_of(keys), distance, merge.scores(distance, is_forward), is_forward)
     filled = joined([of_candidates, RankedLists.nothing(1)])  # index -1 fills up a list
@@ -375,7 +375,7 @@ def _list(ranked: Array, starts: Array, item: Array, is_forward: Array, segments
                     listed[i] += 1
 
 
-def _sorted(
+def ranked_candidates(
     rows: IntArray, keys: KeyArray, is_forward: NDArray[np.bool_], merge: Merge, block: Block
 ) -> tuple[IntArray, IntArray, NDArray[np.int32]]:
     """Sort the candidates of each query that are not ignored by the order of the merge.

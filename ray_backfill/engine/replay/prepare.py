@@ -68,7 +68,7 @@ class Scan:
     """A search for the nearest items of one system in one of its two roles.
 
     rows: of ``Prepared.segments_ON``. pairs: that use it in this role. limited_by: aligned with ``pairs``, the scans of
-    their forward systems; empty for a forward scan.
+    their forward systems; empty for a forward scan, and where both sides are searched apart.
     """
 
     searched: int

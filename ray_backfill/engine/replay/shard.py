@@ -131,7 +131,7 @@ class GalleryShard:
         of_scans: dict[int, tuple[IntArray, KeyArray]] = {}
         # Forward scans first: they limit the others.
         for index, scan in sorted(enumerate(self.prepared.scans), key=lambda numbered: not numbered[1].is_forward):
-            ceilings = None if scan.is_forward else self._ceilings(scan, of_scans, needed, block)
+            ceilings = self._ceilings(scan, of_scans, needed, block) if scan.limited_by else None
             segments_ON = self.segments_of[scan.rows] if scan.is_forward else self.from_the_end[scan.rows]
             if known is not None:
                 ceilings = known[index] if ceilings is None else np.minimum(ceilings, known[index])
