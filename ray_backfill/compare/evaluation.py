@@ -20,6 +20,7 @@ from ray_backfill.engine.metrics import parse_metric, same_metric
 from ray_backfill.engine.orders import Order, find_order
 from ray_backfill.engine.statistics import DRAWS
 from ray_backfill.learn.methods import CONTROLS, Method, all_methods, find_methods
+from ray_backfill.pipeline.service import ServiceSettings, read_service
 
 # Default of recipes: the references, methods without training, and the best-known methods of each family.
 METHODS = (
@@ -82,6 +83,10 @@ class Evaluation:
     """Whether methods that embed gallery items for every query (cascades) may be recommended, too. Their price, which
     others do not pay, is shown in any case."""
 
+    service: Path | None = None
+    """File (YAML) with the stages of your service: how many results each partition returns, a fusion with a text list,
+    a re-ranker; docs/pipeline.md has all keys. Default: none, the vectors' whole ranking."""
+
     @classmethod
     def of_folder(cls) -> Self:
         """The defaults for a folder of embeddings, which seldom has the old classifier's scores."""
@@ -136,7 +141,10 @@ class Evaluation:
             raise InputError(f"--margin must be at least 0 and below 1 (0.005 is half a point), got {self.margin}")
         merges = tuple(all_merges()[name] for name in self.merges)
         self._check_cutoffs(merges)
-        return Named(self, tuple(methods), tuple(asked), orders, merges)
+        service = None if self.service is None else read_service(Path(self.service))
+        if service is not None and self.cutoffs:
+            raise InputError("--cutoffs are of distances, and the results of a --service have none; give one of them")
+        return Named(self, tuple(methods), tuple(asked), orders, merges, service)
 
     def check(self) -> None:
         """Raises InputError for any unknown name or impossible setting."""
@@ -189,10 +197,13 @@ class Named:
     asked: tuple[Method, ...]
     orders: tuple[Order, ...]
     merges: tuple[MergeKind, ...]
+    service: ServiceSettings | None = None
 
     def recorded(self) -> dict[str, Any]:
         """The settings as results record them, with each method by its name: "all" changes when methods are added."""
-        return asdict(self.evaluation) | {"methods": [method.name for method in self.methods]}
+        recorded = asdict(self.evaluation) | {"methods": [method.name for method in self.methods]}
+        del recorded["service"]  # what is in the file counts
+        return recorded | ({"service": self.service.recorded()} if self.service else {})
 
     @property
     def replayed_orders(self) -> int:

@@ -20,6 +20,7 @@ from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import find_order
 from ray_backfill.learn.methods import Method, find_methods, models_of
 from ray_backfill.learn.training.settings import ClassificationSettings
+from ray_backfill.pipeline.service import ServiceSettings
 
 
 def rows_called(finished: ResultsData, method: str, order: str, merge: str) -> list[Row]:
@@ -43,6 +44,7 @@ def reopened(finished: ResultsData, results: Path, variant: Variant) -> Comparis
     """
     run, settings, data = results.parent, finished.manifest.settings, Path(finished.manifest.data["path"])
     recorded: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in settings["evaluation"].items()}
+    service = recorded.pop("service", None)
     how = Evaluation(**recorded)
     if any(word.startswith("python:") for word in how.truth):  # only a command line may name code to run
         raise InputError(f"{how.truth[-1]} is not called again for right answers; make a table of them, and {AGAIN}")
@@ -51,6 +53,8 @@ def reopened(finished: ResultsData, results: Path, variant: Variant) -> Comparis
     if path is None:
         raise InputError(f"the embeddings of this run are not in {data} any more; put them back, or a link to them")
     named = replace(how.named, methods=tuple(find_methods(how.methods)))
+    if service is not None:
+        named = replace(named, service=ServiceSettings.of(service))
     with TemporaryDirectory() as scratch, step("read embeddings"):
         folder = with_sample(path, models_of(named.methods), Path(scratch))
     truth, named = resolve_truth(folder, named, bool(finished.manifest.recipe))

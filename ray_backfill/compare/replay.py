@@ -17,6 +17,7 @@ Shapes: Q scored queries, T reported points, J replayed moments, K changes, DRAW
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -35,6 +36,9 @@ from ray_backfill.engine.orders import make_order
 from ray_backfill.engine.replay import Curve, Served, find_first, replay_pairs
 from ray_backfill.engine.systems import GroundTruth, IntArray, UpgradePair
 from ray_backfill.learn.methods import Method
+from ray_backfill.pipeline.lists import Stages
+from ray_backfill.pipeline.replay import first_results, pairs_to_rank, replay_service
+from ray_backfill.pipeline.rerank import score_pairs
 
 OrderT = TypeVar("OrderT")
 FindFirst = Callable[[Served, IntArray], Mapping[str, RankedLists]]
@@ -189,8 +193,13 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
     }
     top1: NDArray[np.float64] = np.mean([curve.top1_correct for curve in curves], axis=0)
     embedded = [curve.embedded for curve in curves if curve.embedded is not None]
+    variations = {name: mean_curve([curve.variations[name] for curve in curves]) for name in curves[0].variations}
     return replace(
-        curves[0], per_query=per_query, top1_correct=top1, embedded=np.mean(embedded, axis=0) if embedded else None
+        curves[0],
+        per_query=per_query,
+        top1_correct=top1,
+        embedded=np.mean(embedded, axis=0) if embedded else None,
+        variations=variations,
     )
 
 
@@ -270,16 +279,8 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
         for methods in groups_in_memory(comparison):
             with step(", ".join(method.title for method in methods)):
                 # Each method is served with each of its merges, in all orders.
-                serving, served = serve(methods), dict[tuple[str, str], Served]()
-                systems = serving.systems
-                for method, pair, at, switch in zip(methods, serving.pairs, systems.at, systems.switches, strict=True):
-                    orders, merges = comparison.orders_of(method, pair), comparison.merges_of(method)
-                    if not method.is_reference:  # to references all orders are the same
-                        orders |= {name: permutation.items for name, permutation in further.items()}
-                    if method.name in (OLD, NEW):
-                        merges |= comparison.merges.of_reference(method)
-                    for name, merge in merges.items():
-                        served[method.name, name] = Served(*at, orders, switch, merge, method.recalls)
+                serving = serve(methods)
+                served = served_in(comparison, methods, serving, further)
                 # Replay together what has the same needs: a fusion by rank or a cascade needs more than others.
                 by_needs: dict[tuple[bool, bool], list[tuple[str, str]]] = {}
                 for key in served:
@@ -321,6 +322,22 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
     return in_order(comparison, curves)
 
 
+def served_in(
+    comparison: Comparison, methods: Sequence[Method], serving: Serving, further: Mapping[str, Permutation]
+) -> dict[tuple[str, str], Served]:
+    """Method and merge -> what is served. further: permutations of the random orders."""
+    served, systems = dict[tuple[str, str], Served](), serving.systems
+    for method, pair, at, switch in zip(methods, serving.pairs, systems.at, systems.switches, strict=True):
+        orders, merges = comparison.orders_of(method, pair), comparison.merges_of(method)
+        if not method.is_reference:  # to references all orders are the same
+            orders |= {name: permutation.items for name, permutation in further.items()}
+        if method.name in (OLD, NEW):
+            merges |= comparison.merges.of_reference(method)
+        for name, merge in merges.items():
+            served[method.name, name] = Served(*at, orders, switch, merge, method.recalls)
+    return served
+
+
 def leading_merge(names: Iterable[str]) -> str:
     """Of the merges of a method, the one of which single queries are told: raw, or else the first."""
     return min(names, key=lambda name: name != RAW.name)
@@ -328,18 +345,44 @@ def leading_merge(names: Iterable[str]) -> str:
 
 def replay_here(comparison: Comparison, device: str = "cpu") -> Curves:
     """``replay_methods`` in this process. device: see ``replay``."""
-    how, truth = comparison.evaluation, comparison.truth
+    how, truth, service = comparison.evaluation, comparison.truth, comparison.service
 
     def serve(methods: Sequence[Method]) -> Serving:
         pairs = [comparison.pair(method) for method in methods]
         distinct = distinct_systems(methods, pairs)
 
         def replay(served: Sequence[Served]) -> Sequence[Mapping[str, Curve]]:
-            return replay_pairs(
-                distinct.systems, served, truth, how.moments, how.metrics, how.distance, progress=True, device=device
-            )
+            if service is None:
+                return replay_pairs(
+                    distinct.systems,
+                    served,
+                    truth,
+                    how.moments,
+                    how.metrics,
+                    how.distance,
+                    progress=True,
+                    device=device,
+                )
+            names = variations_of(service.stages)
+            behind, *others = replay_service(
+                distinct.systems, served, truth, how.moments, how.metrics, how.distance, service, [*names.values()],
+                how.step, progress=True, device=device,
+            )  # fmt: skip
+            plain = replay_pairs(distinct.systems, served, truth, how.points, how.metrics, how.distance, device=device)
+            named = dict(zip((PLAIN, *names), (plain, *others), strict=True))
+            return [
+                {
+                    order: replace(curve, variations={name: of[index][order] for name, of in named.items()})
+                    for order, curve in of_orders.items()
+                }
+                for index, of_orders in enumerate(behind)
+            ]
 
         def find(served: Served, queries: IntArray) -> Mapping[str, RankedLists]:
+            if service is not None:
+                return first_results(
+                    distinct.systems, served, truth, queries, how.moments, how.distance, service, device=device
+                )
             return find_first(
                 distinct.systems, served, truth, queries, how.moments, how.distance, progress=True, device=device
             )
@@ -347,6 +390,43 @@ def replay_here(comparison: Comparison, device: str = "cpu") -> Curves:
         return Serving(distinct, pairs, replay, find)
 
     return replay_methods(comparison, serve)
+
+
+# Variations of a service's stages: the vectors' whole ranking; lists without fusion and re-ranker; one of them alone.
+PLAIN, LISTS, FUSED, UNFUSED = "plain", "lists", "fused", "unfused"
+
+
+def variations_of(stages: Stages) -> dict[str, Stages]:
+    """What is replayed beside the service, but for ``PLAIN``."""
+    lists = {LISTS: replace(stages, fusion=None, top=0)} if stages.fusion or stages.top else {}
+    both = stages.fusion and stages.top
+    return lists | ({FUSED: replace(stages, top=0), UNFUSED: replace(stages, fusion=None)} if both else {})
+
+
+def with_relevance(comparison: Comparison, out: Path, device: str) -> Comparison:
+    """The comparison with the re-ranker's scores of all pairs that it is shown at any moment, by any method and merge.
+
+    They are kept in ``out``, and those that are there are not computed again.
+    """
+    service, settings, how = comparison.service, comparison.named.service, comparison.evaluation
+    rerank = settings.rerank if settings else None
+    if service is None or rerank is None or not rerank.model:
+        return comparison
+    further, keys = further_permutations(comparison.orders, how.permutations), [np.empty(0, np.int64)]
+    for methods in groups_in_memory(comparison):
+        pairs = [comparison.pair(method) for method in methods]
+        systems = distinct_systems(methods, pairs)
+        serving = Serving(systems, pairs, lambda served: (), lambda served, queries: {})
+        served = [*served_in(comparison, methods, serving, further).values()]
+        query, item = pairs_to_rank(
+            systems.systems, served, comparison.truth, how.moments, how.distance, service,
+            [*variations_of(service.stages).values()], progress=True, device=device,
+        )  # fmt: skip
+        keys.append(query * comparison.truth.n_gallery + item)
+    key = np.unique(np.concatenate(keys))
+    query, item = key // comparison.truth.n_gallery, key % comparison.truth.n_gallery
+    scores = score_pairs(query, item, comparison.folder, rerank.text, rerank.model, out)
+    return replace(comparison, service=replace(service, relevance=scores))
 
 
 def groups_in_memory(comparison: Comparison, most_bytes: int = 2 << 30) -> Iterator[list[Method]]:

@@ -26,6 +26,9 @@ from ray_backfill.engine.systems import GroundTruth, IntArray, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.training.fit import train_set
 from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.pipeline.lists import Stages
+from ray_backfill.pipeline.replay import check_metrics
+from ray_backfill.pipeline.service import Service, resolve_service
 
 # Split and ids -> the bytes of image files.
 Pictures = Callable[[str, NDArray[Any]], list[bytes]]
@@ -38,7 +41,8 @@ class Comparison:
     named: the settings, and the methods that take part. notes: sentences for the report about what is wrong with the
     data. slices: groups of queries. truth_facts: what ``--truth`` was and which bands the distances fill, for the
     manifest. maps: fitted maps; empty before the fits. halves: two halves of the classes of the train split, each with
-    maps that were fitted on it alone; () where nothing was. pictures: of items that have no column of images.
+    maps that were fitted on it alone; () where nothing was. pictures: of items that have no column of images. service:
+    the stages behind which methods are judged, if there are any.
     """
 
     folder: EmbeddingFolder
@@ -53,6 +57,7 @@ class Comparison:
     maps: FittedMaps = field(default_factory=FittedMaps)
     halves: tuple[tuple[NDArray[Any], FittedMaps], ...] = ()
     pictures: Pictures | None = None
+    service: Service | None = None
 
     @property
     def evaluation(self) -> Evaluation:
@@ -126,6 +131,11 @@ def resolve(
     if from_images:
         check_distances_agree(wanted, distance, fits)
     left_out = find_left_out(folder, wanted, named.merges, fits, distance, to_come or ())
+    service = None
+    if named.service is not None:
+        check_metrics(named.service.stages, how.metrics)
+        left_out = (*left_out, *_not_behind(named.service.stages, wanted, named.merges))
+        service = resolve_service(named.service, folder, truth.ground)
     if left_out and to_come is not None:
         raise InputError(f"{left_out[0].words}: {left_out[0].reason}")
     gone = {(missing.kind, missing.name) for missing in left_out}
@@ -156,6 +166,7 @@ def resolve(
         (*truth.notes, *_notes(folder, truth.ground, named.methods, merges, bands, distance)),
         resolve_slices(folder, how.slices, truth.ground),
         {**truth.facts, **facts},
+        service=service,
     )
 
 
@@ -208,6 +219,18 @@ def find_left_out(
                 reason = f"needs a column {lacking[0]!r} in {folder.called('train')}"
                 left_out.append(LeftOut("fitted merges", method.name, reason))
     return tuple(left_out)
+
+
+def _not_behind(stages: Stages, methods: Sequence[Method], merges: Sequence[MergeKind]) -> Iterator[LeftOut]:
+    """Methods and merges that the stages of a service cannot have."""
+    for method in methods:
+        if method.recalls:
+            yield LeftOut("method", method.name, "embeds items for every query, which no partition of a --service does")
+    for merge in merges:
+        if merge.name == "rrf" and stages.fuses_scores:
+            yield LeftOut(
+                "merge", merge.name, "has ranks and no scores, which the fusion of the --service needs; use rrf"
+            )
 
 
 def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distance: str, to_come: Sequence[str]) -> str:

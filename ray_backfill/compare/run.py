@@ -13,7 +13,7 @@ from typing import Any
 
 from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation, Named, check_memory
 from ray_backfill.compare.fits import chosen, fit_maps, fit_on_halves
-from ray_backfill.compare.replay import Curves, in_order, replay_here
+from ray_backfill.compare.replay import Curves, in_order, replay_here, with_relevance
 from ray_backfill.compare.resolve import Comparison, Pictures, resolve, resolve_truth
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.tables import NEW, OLD
@@ -73,7 +73,8 @@ def evaluate_folder(
         maps = context.out / "maps"
         to_train = [m for m in comparison.methods if m.is_trained and not is_finished(maps / m.name)]
         ready = [method for method in comparison.methods if method not in to_train]
-        has_first_table = to_train and any(not method.is_reference for method in ready)
+        waits = comparison.service is not None and comparison.service.stages.top > 0
+        has_first_table = to_train and not waits and any(not method.is_reference for method in ready)
         # An order of a method can need the trained networks.
         if show_first is not None and has_first_table and not any(o.of_method for o in comparison.named.orders):
             untrained = comparison.only(ready)
@@ -83,6 +84,7 @@ def evaluate_folder(
             show_first(results_in_memory(untrained, first, facts), [method.title for method in to_train])
         comparison, tuned = fit_maps(comparison, fits, context)
         facts = facts_of(comparison, fits, context, recipe, time.perf_counter() - started, tuned)
+        comparison = with_relevance(comparison, context.out / "relevance", context.place.device)
         comparison = fit_on_halves(comparison, chosen(tuned, fits), fits, context)
 
         def replay_rest(comparison: Comparison) -> Curves:
@@ -112,7 +114,7 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
     if folder.sample_path is not None:
         named = named.without_training()
     truth, named = resolve_truth(folder, named, from_images)
-    if takes_recommended and folder.queries is not None and folder.queries.label is None:
+    if takes_recommended and folder.queries is not None and folder.queries.label is None and not named.service:
         # Judged queries without labels, as text has: there maps and rank merge often lose, and a cascade gains.
         named = named.with_method(*find_methods((f"cascade@{RECALLS}",)))
     both = joined(named, out)
@@ -150,6 +152,11 @@ def with_sample(data: Path, models: Sequence[str], out: Path) -> EmbeddingFolder
 def _replayer(comparison: Comparison, context: Context, ray: ExitStack) -> Callable[[Comparison], Curves]:
     """The function that replays: in this process, or in shards, for which Ray is started (also used for training)."""
     place, has_filter = context.place, bool(comparison.evaluation.filter)
+    if comparison.service is not None:
+        if place.shards:
+            raise InputError("--service is replayed in this process; leave --shards out")
+        check_device(place.device)
+        return partial(replay_here, device=place.device)
     if has_filter and place.shards:
         raise InputError("--filter replays one part of the gallery at a time in this process; leave --shards out")
     size = sum(vectors.nbytes for vectors in comparison.folder.gallery.vectors.values())

@@ -21,6 +21,8 @@ Scores = NDArray[np.float64]
 
 # How scores of a list become comparable with those of another one.
 RRF, MIN_MAX, Z_SCORE, DBSF = range(4)
+# Name -> kind.
+FUSIONS = {"rrf": RRF, "minmax": MIN_MAX, "relativeScoreFusion": MIN_MAX, "zscore": Z_SCORE, "dbsf": DBSF}
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,7 @@ class Fusion:
 
     @property
     def kind(self) -> int:
-        return {"rrf": RRF, "minmax": MIN_MAX, "relativeScoreFusion": MIN_MAX, "zscore": Z_SCORE, "dbsf": DBSF}[
-            self.name
-        ]
+        return FUSIONS[self.name]
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,16 @@ class Stages:
     cut: int
     fusion: Fusion | None = None
     top: int = 0
+
+    @property
+    def shown(self) -> int:
+        """Results of the service."""
+        return self.fusion.cut if self.fusion else self.cut
+
+    @property
+    def fuses_scores(self) -> bool:
+        """Whether a fusion needs scores of the merged list, which a merge by rank lacks."""
+        return self.fusion is not None and not self.fusion.separate and self.fusion.kind != RRF
 
 
 class Entries(NamedTuple):

@@ -23,9 +23,7 @@ from ray_backfill.engine.replay.filtered import GalleryPart, parts_of
 from ray_backfill.engine.replay.partitions import Partition, Visit, search_partitions
 from ray_backfill.engine.replay.prepare import Prepared
 from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem
-from ray_backfill.pipeline.lexical import TextLists
 from ray_backfill.pipeline.lists import (
-    RRF,
     Entries,
     Places,
     Scores,
@@ -35,19 +33,10 @@ from ray_backfill.pipeline.lists import (
     merge_places,
     rerank_places,
 )
-from ray_backfill.pipeline.rerank import PairScores
+from ray_backfill.pipeline.service import Service
 
 # Memory for the lists of a block; they are made for some of its queries at a time.
 _LIST_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class Service:
-    """Stages, and what they need beside vectors. text: lists of the queries. relevance: scores of the re-ranker."""
-
-    stages: Stages
-    text: TextLists | None = None
-    relevance: PairScores | None = None
 
 
 class Listed(NamedTuple):
@@ -67,7 +56,7 @@ Take = Callable[[int, str, int, Listed], None]
 
 def check_metrics(stages: Stages, metrics: Sequence[str]) -> None:
     """Raise InputError for metrics that lists of this length cannot have."""
-    shown = stages.fusion.cut if stages.fusion else stages.cut
+    shown = stages.shown
     for name in metrics:
         k = parse_metric(name).k
         if k is None:
@@ -231,8 +220,7 @@ def _serve(
     if any(pair.recalls for pair in served):
         raise InputError("a cascade embeds items for each query and is no partition of a service; leave it out")
     for stages in variations:
-        fuses_scores = stages.fusion and not stages.fusion.separate and stages.fusion.kind != RRF
-        if fuses_scores and any(pair.merge.by_rank for pair in served):
+        if stages.fuses_scores and any(pair.merge.by_rank for pair in served):
             raise InputError("the merge rrf has ranks and no scores; fuse by rrf, too, or take another merge")
     whole = GalleryPart(np.arange(truth.n_queries), np.arange(truth.n_gallery), [*systems], [*served], truth)
     parts = parts_of(truth, systems, served, points) if truth.filter else [whole]

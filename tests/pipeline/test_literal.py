@@ -17,8 +17,9 @@ from ray_backfill.engine.replay import Served, replay_pairs
 from ray_backfill.engine.systems import Filter, GroundTruth, RetrievalSystem, UpgradePair
 from ray_backfill.pipeline.lexical import TextLists
 from ray_backfill.pipeline.lists import Fusion, Stages
-from ray_backfill.pipeline.replay import Service, first_results, pairs_to_rank, replay_service
+from ray_backfill.pipeline.replay import first_results, pairs_to_rank, replay_service
 from ray_backfill.pipeline.rerank import PairScores
+from ray_backfill.pipeline.service import Service
 
 METRICS = ("mAP@3", "nDCG@2", "CMC@1", "recall@3")
 POINTS = 5
@@ -65,7 +66,8 @@ def world(seed: int, stages: Stages, n: int = 14, queries: int = 4, tenants: boo
     keys = np.array(sorted(relevance))
     scores = PairScores(keys[:, 0], keys[:, 1], np.array([relevance[q, i] for q, i in sorted(relevance)]))
     orders = {"a": rng.permutation(n), "b": rng.permutation(n)}
-    train = UpgradePair(*(RetrievalSystem(v := vectors(30), v) for _ in range(2)))
+    items = [vectors(30), vectors(30)]
+    train = UpgradePair(RetrievalSystem(items[0], items[0]), RetrievalSystem(items[1], items[1]))
     merges = [RAW, fit_merge("quantile", train, None, "l2", 0), fit_merge("rrf", None, None, "l2", 0)]
     if stages.fusion and stages.fusion.name != "rrf" and not stages.fusion.separate:
         merges = merges[:2]

@@ -1,7 +1,7 @@
 """Curves: the quality of a retrieval service during a backfill. Shapes: Q scored queries, T points."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,6 +40,8 @@ class Curve:
     """(Q,) weight of each query in every mean, the largest is 1; None if they are equal."""
     embedded: NDArray[np.float64] | None = None
     """(Q, T) number of gallery items that the new model embeds for a query; None unless it is a cascade."""
+    variations: Mapping[str, "Curve"] = field(default_factory=dict)
+    """Behind a service's stages: the same with some of them left out, at the reported points."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", stats.relative_weights(self.weights))
