@@ -3,8 +3,8 @@
 To add a method, data set or recipe to this project, add one file. Another distribution adds plugins by registering a
 module under the entry-point group ``ray_backfill``; the module defines the same tables as this project's modules:
 ``METHODS``, ``MAPS`` (classes of fitted maps, by their ``kind``), ``BACKBONES``, ``ORDERS``, ``MERGES``, ``ANALYSES``,
-``TRUTHS``, ``RECIPES``, ``MODELS`` that embed, and ``SOURCES`` for stores of vectors. The environment variable
-``RAY_BACKFILL_PLUGINS`` names modules that no distribution registers, separated by commas, to try them.
+``TRUTHS``, ``RECIPES``, ``MODELS`` that embed, ``RERANKERS``, and ``SOURCES`` for stores of vectors. The environment
+variable ``RAY_BACKFILL_PLUGINS`` names modules that no distribution registers, separated by commas, to try them.
 """
 
 import importlib

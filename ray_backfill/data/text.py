@@ -1,4 +1,4 @@
-"""Lines of text files that other programs wrote, checked before anything makes sense of them."""
+"""Texts that others wrote: lines of files, and columns of a folder, checked before anything makes sense of them."""
 
 import re
 import shlex
@@ -7,8 +7,13 @@ from functools import partial
 from typing import BinaryIO
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.data.columns import in_words, is_text
+from ray_backfill.data.folder import EmbeddingTable
+from ray_backfill.data.words import called
 
 # Bytes of a line, and arrays and objects in each other. Arrow refuses longer lines, and dies of deeper ones.
 _LONGEST = 2 << 20
@@ -47,3 +52,15 @@ def _depth(line: bytes) -> int:
     """How deep arrays and objects are in each other. Brackets within texts do not count."""
     signs = np.frombuffer(re.sub(rb'"(?:[^"\\]|\\.)*"', b"", line), np.uint8) | 32  # of both kinds of brackets
     return int(np.cumsum((signs == ord("{")).astype(int) - (signs == ord("}"))).max())
+
+
+def texts_of(table: EmbeddingTable, name: str) -> pa.LargeStringArray:
+    """A column of texts, (N,), in the order of the table's rows; a missing text is empty. Cost: a copy of the texts.
+
+    Raises:
+        InputError: A file does not have the column, or it holds something else.
+    """
+    column = table.column(name)
+    if not is_text(column.type):
+        raise InputError(f"{called(table.path, name)} must hold text, not {in_words(column.type)}; name another column")
+    return pc.fill_null(column.cast(pa.large_string()), "").combine_chunks()

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError
 from ray_backfill.encode.spec import SIDES, Spec
 
-TEXT, IMAGE = "text", "image"
+# What a model takes; a re-ranker takes pairs of a query and a text.
+TEXT, IMAGE, PAIR = "text", "image", "pair"
 # Items that every model embeds, so that a model can be recognised by their vectors.
 PROBES = (
     "a photograph of a cat", "The price is 12.50 EUR.", "backfill the gallery", "Wie spät ist es?",
@@ -67,18 +68,34 @@ class ModelKind:
 
     explains: a sentence for the help. options: of its spec, besides dims, prompt, batch and normalise=yes. extra: what
     pip installs for it. reads: of a service that charges for tokens, the characters of a text that are sent, at most.
-    batch: of such a service, the texts of a request. load: loads the model for texts or images; raises InputError.
+    batch: of such a service, the texts of a request. load: loads an ``Encoder`` of texts or images, or a
+    ``Reranker`` of pairs; raises InputError.
     """
 
     name: str
     modalities: tuple[str, ...]
     example: str
     explains: str
-    load: Callable[[Spec, str, Device], Encoder]
+    load: Callable[[Spec, str, Device], Any]
     options: tuple[str, ...] = ()
     extra: str = ""
     reads: Callable[[Spec], int] | None = None
     batch: int = 0
+
+
+class Reranker(Protocol):
+    """A loaded model that scores pairs of a query and a text. Its score is larger for a text that answers better."""
+
+    batch: int
+    """Pairs at a time that suit it."""
+
+    def score(self, queries: list[str], texts: list[str]) -> Any:
+        """(B,) scores of B pairs, one for each query and the text at its place."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """What determines its scores, besides the options of its spec."""
+        ...
 
 
 @dataclass(eq=False)

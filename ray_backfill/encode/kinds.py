@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.plugins import own_rows, rows_from_outside
 from ray_backfill.encode import models
-from ray_backfill.encode.encoder import TEXT, Device, Model, ModelKind, failing_in_one_line
+from ray_backfill.encode.encoder import PAIR, TEXT, Device, Model, ModelKind, Reranker, failing_in_one_line
 from ray_backfill.encode.spec import DTYPES, POOLINGS, SIDES, Spec
 
 # Kinds that we refuse, with the reason.
@@ -19,26 +19,29 @@ _REFUSED = {
     "splade": "a model of sparse vectors (SPLADE)",
 }
 
+# Tables of what embeds and of what scores pairs.
+EMBED, RERANK = "MODELS", "RERANKERS"
 # Options that every kind has, and kinds whose names may be files or folders.
-_SHARED, _OF_FILES = ("dims", "prompt", "batch"), ("hf", "sentence-transformers", "onnx", "cached")
+_SHARED = {EMBED: ("dims", "prompt", "batch"), RERANK: ("batch",)}
+_OF_FILES = ("hf", "sentence-transformers", "onnx", "cached", "cross-encoder")
 
 
 @cache
-def all_kinds() -> dict[str, ModelKind]:
+def all_kinds(table: str = EMBED) -> dict[str, ModelKind]:
     """Every kind by name."""
-    rows = [*own_rows(models, "MODELS", first="sentence_transformers"), *rows_from_outside("MODELS")]
+    rows = [*own_rows(models, table, first="sentence_transformers"), *rows_from_outside(table)]
     return {row.name: row for row in rows}
 
 
-def parse_spec(text: str, option: str = "model") -> Spec:
-    """Read a model's words. option: where they stand, for messages.
+def parse_spec(text: str, option: str = "model", table: str = EMBED) -> Spec:
+    """Read a model's words. option: where they stand, for messages. table: of the kinds that may stand there.
 
     Raises:
         InputError: The kind or an option is unknown, or a value is impossible.
     """
     kind, colon, rest = text.partition(":")
-    known = all_kinds()
-    if kind.lower() in _REFUSED:
+    known = all_kinds(table)
+    if kind.lower() in _REFUSED and table == EMBED:
         raise InputError(f"{option} {text}: {_REFUSED[kind.lower()]} cannot be replayed; use one vector for each item")
     if not colon or kind not in known:
         examples = ", ".join(kind.example for kind in known.values())
@@ -56,18 +59,18 @@ def parse_spec(text: str, option: str = "model") -> Spec:
     try:
         if not all(equals for _, equals, _ in pairs):
             raise InputError("options are written as dims=256&batch=64; an & or % in a value as %26 or %25")
-        return _with_options(Spec(kind, name), [(n, unquote(value)) for n, _, value in pairs], known[kind])
+        return _with_options(Spec(kind, name), [(n, unquote(value)) for n, _, value in pairs], known[kind], table)
     except InputError as error:
         raise InputError(f"{option} {text}: {error}") from error
 
 
-def _with_options(spec: Spec, options: list[tuple[str, str]], kind: ModelKind) -> Spec:
+def _with_options(spec: Spec, options: list[tuple[str, str]], kind: ModelKind, table: str) -> Spec:
     kinds = {option.name: type(getattr(spec, option.name)) for option in fields(spec)[2:]}
     given: dict[str, Any] = {}
     for name, value in options:
         if name not in kinds:
             raise unknown_name("option", name, kinds)
-        if name not in (*_SHARED, *kind.options) and (name, value) != ("normalise", "yes"):
+        if name not in (*_SHARED[table], *kind.options) and (table, name, value) != (EMBED, "normalise", "yes"):
             raise InputError(f"{kind.name}: models have no option {name}={value}")
         if name == "prompt":
             side, colon, text = value.partition(":")
@@ -96,9 +99,19 @@ def load_model(spec: Spec, modality: str, device: Device) -> Model:
         raise InputError(f"{spec} embeds {' or '.join(kind.modalities)}s, not {modality}s")
     if modality != TEXT and (spec.prompt or spec.tokens):
         raise InputError(f"{spec}: prompts and tokens are of texts; leave them out for {modality}s")
+    return Model(spec, modality, _loaded(kind, spec, modality, device))
+
+
+def load_reranker(spec: Spec, device: Device) -> Reranker:
+    """Load a re-ranker. Raises InputError if it is not there, or does not score pairs."""
+    reranker: Reranker = _loaded(all_kinds(RERANK)[spec.kind], spec, PAIR, device)
+    return reranker
+
+
+def _loaded(kind: ModelKind, spec: Spec, modality: str, device: Device) -> Any:
     try:
         with failing_in_one_line(spec, "while it was loaded", (InputError, ModuleNotFoundError)):
-            return Model(spec, modality, kind.load(spec, modality, device))
+            return kind.load(spec, modality, device)
     except ModuleNotFoundError as error:
         modules = {word.replace("-", "_") for word in kind.extra.split()} | {"torch", "transformers", "tokenizers"}
         if not kind.extra or (error.name or "").split(".")[0] not in modules:

@@ -1,1 +1,1 @@
-"""Kinds of models, one file each: rows of ``MODELS``, as other distributions can register them."""
+"""Kinds of models, one file each: rows of ``MODELS`` and ``RERANKERS``, as other distributions can register them."""

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.encode.encoder import IMAGE, TEXT, Device, Encoder, Model, ModelKind
+from ray_backfill.encode.encoder import IMAGE, PAIR, TEXT, Device, Model, ModelKind
 from ray_backfill.encode.spec import Spec
 
 
 class PythonModel:
-    """``encode(items)`` or ``encode(items, side=side)``. A class is made an object first, in each process."""
+    """``encode(items)`` or ``encode(items, side=side)``, or of pairs ``score(queries, texts)``. A class is made an
+    object first, in each process.
+    """
 
     def __init__(self, module: Any, name: str, made: Any) -> None:
         self._module, self._name, self._call = module, name, made
@@ -30,6 +32,9 @@ class PythonModel:
 
     def __call__(self, prepared: Any, side: str) -> Any:
         return self._call(list(prepared), side=side) if self._takes_side else self._call(list(prepared))
+
+    def score(self, queries: list[str], texts: list[str]) -> Any:
+        return self._call(queries, texts)
 
     def identity(self) -> dict[str, Any]:
         own, file = getattr(self._call, "identity", None), getattr(self._module, "__file__", None)
@@ -48,7 +53,7 @@ def model_of(given: Callable[..., Any], modality: str) -> Model:
     )
 
 
-def _load(spec: Spec, modality: str, device: Device) -> Encoder:
+def _load(spec: Spec, modality: str, device: Device) -> PythonModel:
     name, colon, attribute = spec.name.partition(":")
     if not colon:
         raise InputError(f"{spec} must name a module and an object in it, as in python:mymodels:old")
@@ -71,7 +76,8 @@ def _load(spec: Spec, modality: str, device: Device) -> Encoder:
     except (Exception, SystemExit) as error:
         raise InputError(f"{spec}: {attribute}() failed: {type(error).__name__}: {error}") from error
     if not callable(made):
-        raise InputError(f"{spec}: {attribute} is {type(made).__name__}; it must take a list of {modality}s")
+        takes = "a list of queries and one of texts" if modality == PAIR else f"a list of {modality}s"
+        raise InputError(f"{spec}: {attribute} is {type(made).__name__}; it must take {takes}")
     return PythonModel(module, attribute, made)
 
 
@@ -80,5 +86,12 @@ MODELS = (
         "python", (TEXT, IMAGE), "python:MODULE:OBJECT",
         "A function of yours that turns a list of texts, or of PIL images, into an array; or a class without arguments "
         "that makes one.", _load,
+    ),
+)  # fmt: skip
+RERANKERS = (
+    ModelKind(
+        "python", (PAIR,), "python:MODULE:FUNCTION",
+        "A function of yours that turns a list of queries and one of texts into scores; or a class that makes one.",
+        _load,
     ),
 )  # fmt: skip
