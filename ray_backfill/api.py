@@ -50,6 +50,7 @@ def simulate(
     permutations: int = 1,
     cutoffs: float | Sequence[float] = (),
     embed_per_query: bool = False,
+    service: str | Path | None = None,
     fits: "FitSettings | None" = None,
     device: str = "cpu",
     shards: int = 0,
@@ -92,6 +93,7 @@ def simulate(
     how = _tuples(methods=methods, orders=orders, merges=merges, metrics=metrics, truth=truth, slices=slices)
     how |= _tuples(cutoffs=cutoffs) | {"points": points, "distance": distance, "margin": margin, "filter": filter}
     how |= {"order_seed": order_seed, "permutations": permutations, "embed_per_query": embed_per_query}
+    how["service"] = None if service is None else Path(service)
     with _data_of(data, {"old": old, "new": new, "label": label}, out, train) as folder:
         return _simulate(folder, out, how, fits, {"device": device, "shards": shards}, overwrite)
 

@@ -21,6 +21,7 @@ from ray_backfill.forecast.sample import sample_key
 from ray_backfill.forecast.settings import SampleSettings
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.pipeline.service import ServiceSettings
 
 EVALUATION = Evaluation(methods=("procrustes_gallery",), orders=("random",), merges=("raw", "csls"))
 NAMED = EVALUATION.named
@@ -56,6 +57,13 @@ def test_every_setting_of_an_evaluation_is_part_of_it(
     if name == "methods":  # recorded by name
         few = key(folder, replace(NAMED, methods=NAMED.methods[:2]))
         assert few.difference(key(folder).recorded()).startswith("evaluation.methods: ")
+        return
+    if name == "service":  # what is in the file counts
+        two, one = (key(folder, replace(NAMED, service=ServiceSettings(retrieve=k))).recorded() for k in (100, 50))
+        wanted = key(folder, replace(NAMED, service=ServiceSettings(retrieve=50)))
+        assert not wanted.difference(one)
+        assert wanted.difference(two).startswith("evaluation.service.retrieve: ")
+        assert wanted.difference(key(folder).recorded()).startswith("evaluation.service")
         return
     changed = replace(EVALUATION, **{name: other(getattr(EVALUATION, name))})
     difference = key(folder, replace(NAMED, evaluation=changed)).difference(key(folder).recorded())
