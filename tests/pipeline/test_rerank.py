@@ -190,6 +190,12 @@ def test_only_new_pairs_are_scored(tmp_path: Path, folder: EmbeddingFolder, caps
     before = parts(tmp_path / "out")
     assert f"{Q * 10:,} of {Q * 10:,} pairs" in capsys.readouterr().err
     _rerankers.calls.clear()
+    _rerankers.fails_after[0] = 0
+    with pytest.raises(InputError):
+        score_pairs(query, item, folder, "text", f"{HERE}score", tmp_path / "out", block=25)
+    assert not read_json(tmp_path / "out" / "manifest.json")["finished"]
+    _rerankers.fails_after[0] = 10**9
+    capsys.readouterr()
     every = score_pairs(query, item, folder, "text", f"{HERE}score", tmp_path / "out", block=25)
     assert sum(len(call[0]) for call in _rerankers.calls) == Q * 20
     assert f"{Q * 20:,} of {Q * N:,} pairs" in capsys.readouterr().err
@@ -225,14 +231,17 @@ def test_scores_of_another_model_or_other_texts_are_refused_or_replaced(
     score_pairs(query, item, folder, "text", f"{HERE}score", out)
     with pytest.raises(OtherSettingsError, match=r"object: 'score' there, 'other' requested.*--overwrite"):
         score_pairs(query, item, folder, "text", f"{HERE}other", out)
-    changed = write(tmp_path / "changed", text=["another text", *texts(folder)[1][1:]])
-    with pytest.raises(OtherSettingsError, match="different from the earlier run: texts"):
-        score_pairs(query, item, changed, "text", f"{HERE}score", out)
+    for split in (0, 1):
+        columns = with_other_vectors(folder)
+        columns[split]["text"] = ["another text", *columns[split]["text"].to_pylist()[1:]]
+        changed = read_folder(rb.write_folder(tmp_path / f"changed{split}", *columns))
+        with pytest.raises(OtherSettingsError, match="different from the earlier run: texts"):
+            score_pairs(query, item, changed, "text", f"{HERE}score", out)
     assert len(parts(out)) == 1
     zeros = score_pairs(query[:9], item[:9], folder, "text", f"{HERE}other", out, overwrite=True)
     np.testing.assert_array_equal(zeros.score, np.zeros(9))
     # Vectors and the order of pairs are no part of what a score depends on.
-    same = read_folder(rb.write_folder(tmp_path / "same", *(with_other_vectors(folder))))
+    same = read_folder(rb.write_folder(tmp_path / "same", *with_other_vectors(folder)))
     _rerankers.calls.clear()
     score_pairs(query[:9][::-1], item[:9][::-1], same, "text", f"{HERE}other", out)
     assert not _rerankers.calls
