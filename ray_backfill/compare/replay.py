@@ -28,12 +28,13 @@ from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.systems import Systems, distinct_systems
 from ray_backfill.compare.tables import NEW, NEW_EMBEDDINGS, OLD
 from ray_backfill.core.progress import step, task, track
+from ray_backfill.encode.encoder import Device
 from ray_backfill.engine import statistics as stats
 from ray_backfill.engine.lists import RankedLists, measure_lists
 from ray_backfill.engine.merges import RAW
 from ray_backfill.engine.metrics import parse_metric
 from ray_backfill.engine.orders import make_order
-from ray_backfill.engine.replay import Curve, Served, find_first, replay_pairs
+from ray_backfill.engine.replay import Curve, Served, find_first, replay_pairs, usable_cpus
 from ray_backfill.engine.systems import GroundTruth, IntArray, UpgradePair
 from ray_backfill.learn.methods import Method
 from ray_backfill.pipeline.lists import Stages
@@ -403,7 +404,7 @@ def variations_of(stages: Stages) -> dict[str, Stages]:
     return lists | ({FUSED: replace(stages, top=0), UNFUSED: replace(stages, fusion=None)} if both else {})
 
 
-def with_relevance(comparison: Comparison, out: Path, device: str) -> Comparison:
+def with_relevance(comparison: Comparison, out: Path, device: str, overwrite: bool = False) -> Comparison:
     """The comparison with the re-ranker's scores of all pairs that it is shown at any moment, by any method and merge.
 
     They are kept in ``out``, and those that are there are not computed again.
@@ -425,7 +426,10 @@ def with_relevance(comparison: Comparison, out: Path, device: str) -> Comparison
         keys.append(query * comparison.truth.n_gallery + item)
     key = np.unique(np.concatenate(keys))
     query, item = key // comparison.truth.n_gallery, key % comparison.truth.n_gallery
-    scores = score_pairs(query, item, comparison.folder, rerank.text, rerank.model, out)
+    place = Device("cuda:0", usable_cpus()) if device == "cuda" else None
+    scores = score_pairs(
+        query, item, comparison.folder, rerank.text, rerank.model, out, device=place, overwrite=overwrite
+    )
     return replace(comparison, service=replace(service, relevance=scores))
 
 

@@ -84,7 +84,7 @@ def evaluate_folder(
             show_first(results_in_memory(untrained, first, facts), [method.title for method in to_train])
         comparison, tuned = fit_maps(comparison, fits, context)
         facts = facts_of(comparison, fits, context, recipe, time.perf_counter() - started, tuned)
-        comparison = with_relevance(comparison, context.out / "relevance", context.place.device)
+        comparison = with_relevance(comparison, context.out / "relevance", context.place.device, context.overwrite)
         comparison = fit_on_halves(comparison, chosen(tuned, fits), fits, context)
 
         def replay_rest(comparison: Comparison) -> Curves:

@@ -76,7 +76,7 @@ class ServiceSettings:
         fusion = None
         if hybrid is not None:
             usual = (0.75, 0.25) if hybrid.fusion == "relativeScoreFusion" else (1.0, 1.0)
-            weights = (hybrid.weights[0], hybrid.weights[1]) if hybrid.weights else usual
+            weights = (hybrid.weights[0], hybrid.weights[-1]) if hybrid.weights else usual
             fusion = Fusion(
                 hybrid.fusion, hybrid.k, weights, hybrid.lists == "separate", hybrid.retrieve or self.retrieve,
                 hybrid.cut or cut,
