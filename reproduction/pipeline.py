@@ -106,9 +106,8 @@ def run_pipelines(job: PipelineJob) -> Path:
 
 def _with_texts(to: Path, joined: Path, items: Path) -> Path:
     """A copy of an upgrade's folder with the texts of gallery and queries."""
-    if begin_stage(
-        to, RunKey("texts", {}, {"joined": str(read_json(joined / "manifest.json")["key"])}), overwrite=True
-    ):
+    key = RunKey("texts", {}, {"joined": read_json(joined / "manifest.json")["settings"]})
+    if begin_stage(to, key, overwrite=True):
         return to
     for split in ("gallery", "queries", "train"):
         table = read_checked(joined / f"{split}.parquet").replace_schema_metadata()
