@@ -86,6 +86,8 @@ def test_queries_are_the_references_of_items_without_labels(asked: int, are_refe
         expected = queries[model] if are_references else fitted_on.gallery[model]
         np.testing.assert_array_equal(references.query, expected.astype(np.float32))
         np.testing.assert_array_equal(references.gallery, fitted_on.gallery[model].astype(np.float32))
+    if are_references:  # a trial without labels cannot see that it helps
+        assert merges[BEST].name == "csls"
 
 
 @pytest.mark.parametrize("rows", [1, 160])
