@@ -166,18 +166,18 @@ def fuse_places(
     similarity: (E,) the scores of the lists of vectors, the more the better.
     """
     n_one, n_two, n_text = one.shape[2], two.shape[2], text.score.shape[1]
-    scores, f_one, f_two, f_text = np.empty(n_one + n_two), np.empty(n_one), np.empty(n_two), np.empty(n_text)
-    total, item, entry = (
-        np.empty(n_one + n_two + n_text), np.empty(n_one + n_two + n_text, np.int64),
-        np.empty(n_one + n_two + n_text, np.int32),
-    )  # fmt: skip
+    longest = max(n_one, n_two, n_text)
+    scores, f_one, f_two, f_text = np.empty(longest), np.empty(n_one), np.empty(n_two), np.empty(n_text)
+    # What is only in one, only in two, only in the text list, and in two lists: f falls along the first three.
+    value, item, entry = np.empty((4, longest)), np.empty((4, longest), np.int64), np.empty((4, longest), np.int32)
+    lengths, at = np.zeros(4, np.int64), np.zeros(4, np.int64)
     is_taken = np.zeros(n_text, np.bool_)
     for q in range(len(out)):
-        start, length = text.starts[q], text.starts[q + 1] - text.starts[q]
-        no_text = _normalise(kind, k, text.score[q], length, f_text)
+        start, n_listed = text.starts[q], text.starts[q + 1] - text.starts[q]
+        no_text = _normalise(kind, k, text.score[q], n_listed, f_text)
         for t in range(out.shape[1]):
             is_taken[:] = False
-            n = 0
+            lengths[:] = at[:] = 0
             len_one = len_two = 0
             while len_one < n_one and one[q, t, len_one] >= 0:
                 scores[len_one] = similarity[one[q, t, len_one]]
@@ -187,31 +187,44 @@ def fuse_places(
                 scores[len_two] = similarity[two[q, t, len_two]]
                 len_two += 1
             no_two = _normalise(kind, k, scores, len_two, f_two)
-            for r in range(len_one + len_two + length):
-                in_one, in_two = no_one, no_two
+            for r in range(len_one + len_two + n_listed):
+                in_one, in_two, run = no_one, no_two, 2
                 if r < len_one:
-                    at, in_one = one[q, t, r], f_one[r]
+                    which, in_one, run = one[q, t, r], f_one[r], 0
                 elif r < len_one + len_two:
-                    at, in_two = two[q, t, r - len_one], f_two[r - len_one]
+                    which, in_two, run = two[q, t, r - len_one], f_two[r - len_one], 1
                 else:
-                    place = r - len_one - len_two
-                    if is_taken[place]:
-                        continue
-                    at = np.int32(start + place)
-                place = entries.text_place[at]
-                value = of_vectors * in_one
+                    which = np.int32(start + r - len_one - len_two)
+                place = entries.text_place[which]
+                if place >= 0 and run < 2:
+                    run, is_taken[place] = 3, True
+                elif run == 2 and is_taken[place]:
+                    continue
+                total = of_vectors * in_one
                 if n_two > 0:
-                    value += of_vectors * in_two
-                if place >= 0:
-                    is_taken[place] = True
-                    value += of_text * f_text[place]
-                else:
-                    value += of_text * no_text
-                total[n], item[n], entry[n] = value, entries.item[at], at
-                n += 1
-            order = _best_first(total[:n], item[:n])
-            for place in range(min(n, out.shape[2])):
-                out[q, t, place] = entry[order[place]]
+                    total += of_vectors * in_two
+                total += of_text * (f_text[place] if place >= 0 else no_text)
+                # Sorted by (-value, item): what is in two lists, and equal values, move forward.
+                i, of_item = lengths[run], entries.item[which]
+                while i > 0 and (
+                    value[run, i - 1] < total or (value[run, i - 1] == total and item[run, i - 1] > of_item)
+                ):
+                    value[run, i], item[run, i], entry[run, i] = value[run, i - 1], item[run, i - 1], entry[run, i - 1]
+                    i -= 1
+                value[run, i], item[run, i], entry[run, i] = total, of_item, which
+                lengths[run] += 1
+            for place in range(min(lengths.sum(), out.shape[2])):
+                best = -1
+                for run in range(4):
+                    i = at[run]
+                    if i < lengths[run] and (
+                        best < 0
+                        or value[run, i] > value[best, at[best]]
+                        or (value[run, i] == value[best, at[best]] and item[run, i] < item[best, at[best]])
+                    ):
+                        best = run
+                out[q, t, place] = entry[best, at[best]]
+                at[best] += 1
 
 
 @kernel
