@@ -36,7 +36,9 @@ from reproduction.markdown import PageTable, markdown_environment, table_lines
 CLOSE, NEAR, LEAST_REGRET = 0.5, 1.0, 0.05
 # Points by which the chosen merge may serve less than raw distances without being listed.
 WORSE = 0.3
-_RULES_BY_TRAIN = ("switch", "rank_merge_best", "ridge", "ridge_best", "fct_best", "report", "report_all", "hindsight")
+_RULES_BY_TRAIN = (
+    *("switch", "rank_merge_best", "ridge", "ridge_best", "fct_best", "report", "report_all", "seen", "hindsight"),
+)
 # Methods of the table of upgrades, and of the figure.
 _SHOWN = (
     ("rm_naive", "raw"),
