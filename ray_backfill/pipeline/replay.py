@@ -230,8 +230,11 @@ def _serve(
             asked = np.flatnonzero(np.isin(of_query, queries))
             if not len(asked):
                 continue
-        # What changes at the end only has two lists, whatever the order.
-        at_end = [pair.backward == pair.forward or pair.switch == "at_end" for pair in of_pairs]
+        # What changes at the end only, or never, has two lists, whatever the order.
+        at_end = [
+            pair.switch == "at_end" or (pair.switch == "progressively" and pair.backward == pair.forward)
+            for pair in of_pairs
+        ]
         for is_at_end, moments in ((False, points), (True, 2)):
             chosen = [index for index, ends in enumerate(at_end) if ends == is_at_end]
             some = [of_pairs[index] for index in chosen]

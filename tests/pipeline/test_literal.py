@@ -72,7 +72,7 @@ def world(seed: int, stages: Stages, n: int = 14, queries: int = 4, tenants: boo
     if stages.fusion and stages.fusion.name != "rrf" and not stages.fusion.separate:
         merges = merges[:2]
     served = [Served(0, 1, orders, merge=merge) for merge in merges]
-    served += [Served(0, 0, orders), Served(0, 1, orders, "at_end"), Served(0, 1, orders, "only_backfilled")]
+    served += [Served(0, 0, orders), Served(0, 1, orders, "at_end"), Served(1, 1, orders, "only_backfilled")]
     return World([old, new], served, truth, Service(stages, TextLists(item, score), scores), texts, relevance)
 
 
@@ -116,7 +116,7 @@ def literal(made: World, pair: Served, order: str, stages: Stages) -> list[list[
         of_query = []
         for t in range(POINTS):
             count = t * n // (POINTS - 1)
-            if pair.switch == "at_end" or pair.backward == pair.forward:
+            if pair.switch == "at_end" or (pair.backward == pair.forward and pair.switch == "progressively"):
                 count = n if t == POINTS - 1 else 0
             backfilled = set(pair.orders[order][:count].tolist())
             shown = [i for i in range(n) if i not in made.truth.ignored_of(q)]
