@@ -361,4 +361,6 @@ def replay_moment(
         for metric, values in curves[""].per_query.items():
             of_all = by_metric.setdefault(metric, np.empty(truth.n_queries))
             of_all[part.queries[curves[""].scored]] = values[:, 1]
+    if not by_metric:
+        raise InputError("no query has a positive in its part of the gallery, so there is nothing to measure")
     return {metric: of_all[np.setdiff1d(everyone, truth.skipped)] for metric, of_all in by_metric.items()}
