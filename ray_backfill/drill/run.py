@@ -84,6 +84,8 @@ def drill_models(
 
     context.actors.require_own_decoders()
     method, evaluation = check_drill(evaluation, live)
+    if evaluation.filter:  # known before anything is embedded
+        raise InputError("--filter needs a folder of embeddings (--data) with this column; items of models lack it")
     needed, actors = models_of([method]), context.actors
     if lacking := [name for name in needed if name not in specs]:
         raise InputError(f"{method.name} needs a model {lacking[0]!r}; choose another --live.method")

@@ -352,7 +352,7 @@ def warnings(forecast: ForecastResults) -> list[str]:
             f"The chosen queries have only {forecast.manifest['lists']} different lists of right answers: intervals "
             "are wide, and may be too narrow. Extend the sample: a larger --budget, or sample --add."
         )
-    if (few := forecast.manifest["parts_with_few"]) and not forecast.is_exact:
+    if (few := forecast.manifest.get("parts_with_few")) and not forecast.is_exact:
         sentences.append(f"{few_in_words(few, forecast.manifest['evaluation']['filter'])}.")
     return sentences
 

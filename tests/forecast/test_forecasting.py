@@ -328,9 +328,17 @@ def test_a_forecast_is_of_the_truth_of_its_sample(
     assert read_forecast(tmp_path / "l2" / "forecast").manifest["evaluation"]["distance"] == "l2"
 
 
-def test_first_results_are_those_of_the_items_drawn_at_random(folder: Path, sampled: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("filtered", [(), ("--filter", "tenant")])
+def test_first_results_are_those_of_the_items_drawn_at_random(
+    folder: Path, tmp_path: Path, filtered: tuple[str, ...]
+) -> None:
     """nDCG@10 by sorting, of the chosen queries among the sampled items that are not there because they are close."""
-    results = forecast(folder, sampled, tmp_path / "run", "raw")
+    run("sample", folder, "--budget", 300, *filtered)
+    embed(folder, tmp_path / "new.parquet")
+    results = forecast(folder, tmp_path / "new.parquet", tmp_path / "run", "raw")
+    of_item, of_query = (
+        pq.read_table(folder / f"{name}.parquet")["tenant"].to_numpy() for name in ("gallery", "queries")
+    )
     found = json.loads((results / "manifest.json").read_text())["first_results"]
     of, table = gallery(items=1500, queries=80, classes=150), pq.read_table(folder / "sample.parquet")
     chosen = json.loads(table.schema.metadata[b"ray_backfill.sample"])["queries"]
@@ -341,9 +349,11 @@ def test_first_results_are_those_of_the_items_drawn_at_random(folder: Path, samp
         q, x = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (system.query, system.gallery[items]))
         values = []
         for query in chosen:
-            right = np.isin(items, of.truth.positives_of(query))
+            right, near = np.isin(items, of.truth.positives_of(query)), x @ q[query]
+            if filtered:
+                near[of_item[items] != of_query[query]] = -2
             if right.any():
-                first = right[np.argsort(-(x @ q[query]), kind="stable")][:10]
+                first = right[np.argsort(-near, kind="stable")][:10]
                 values.append(discounts @ first / discounts[: right.sum()].sum())
         means[name] = np.mean(values)
     assert (found["items"], found["queries"]) == (len(items), len(values))

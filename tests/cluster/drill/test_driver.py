@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -383,6 +384,14 @@ def test_what_cannot_be_run_is_said_at_once(data: Path, tmp_path: Path, monkeypa
 def test_whole_rankings_are_cut_for_a_service() -> None:
     _, evaluation = drills.check_drill(replace(EVALUATION, metrics=("mAP", "CMC@1", "mAP@100")), SETTINGS)
     assert evaluation.metrics == ("mAP@100", "CMC@1")
+
+
+def test_models_embed_nothing_for_a_filter_that_their_items_lack(tmp_path: Path) -> None:
+    nothing: Any = None
+    with pytest.raises(InputError, match="--filter needs a folder of embeddings"):
+        drills.drill_models(
+            {}, nothing, nothing, replace(EVALUATION, filter="tenant"), FitSettings(), SETTINGS, Context(tmp_path)
+        )
 
 
 def test_an_embedding_that_nothing_compares_with_counts_as_broken() -> None:

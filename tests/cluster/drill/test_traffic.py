@@ -115,9 +115,8 @@ def test_the_next_incarnation_continues_the_schedule(tmp_path: Path) -> None:
     vectors = np.ones((5, 3), np.float32)
     sender = Sender(0, 0, incarnation=1)
     sender.begin(tmp_path)
-    actor = TrafficActor(
-        TrafficJob(settings, tmp_path, sender, 4, "test"), Answers(), vectors, vectors, np.zeros(5, np.int64)
-    )  # type: ignore[arg-type]
+    job = TrafficJob(settings, tmp_path, sender, 4, "test")
+    actor = TrafficActor(job, Answers(), vectors, vectors, np.zeros(5, np.int64))  # type: ignore[arg-type]
     now = time.time()
 
     async def run() -> None:
