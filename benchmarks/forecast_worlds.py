@@ -1,11 +1,12 @@
 """Where the intervals of forecasts hold: eight made worlds, or folders, many independent samples of each.
 
     python -m benchmarks.forecast_worlds [FOLDER[:SHARE] ...] [--trials 200] [--out runs/forecast-worlds]
-        [--merge best] [--methods rm_naive] [--show]
+        [--merge best] [--methods rm_naive] [--filter tenant] [--show]
 
 A world is a gallery of two made models. *Band*: random pairs of the new model have cosines about 0 (wide), or 0.7 and
 more (narrow). *Old*: it sees most of what the new model sees (strong), or little of it under noise (weak). *Lists*: 5
-right answers of each query, or 40. Topics have intents, and intents differ in how far their items are apart.
+right answers of each query, or 40. Topics have intents, and intents differ in how far their items are apart. Each
+intent is of one of five tenants, which have from 1/15 to 5/15 of the intents; --filter tenant searches in them alone.
 
 Each trial draws a sample and forecasts, as the commands do. The trials of a world are appended to OUT/WORLD.jsonl: a
 run that was stopped goes on where it stood. Prints, for each world and method, how often the 95 % intervals of
@@ -72,6 +73,7 @@ def make_world(world: World, path: Path, seed: int = 0) -> Path:
     topics = rng.standard_normal((_TOPICS, _DIMS))
     intents = topics[rng.integers(0, _TOPICS, 2 * lists)] + 0.8 * rng.standard_normal((2 * lists, _DIMS))
     apart = rng.lognormal(np.log(0.9), 0.3, 2 * lists)
+    tenants = np.random.default_rng([seed, 1]).choice(5, 2 * lists, p=np.arange(1, 6) / 15)
     of = {
         "gallery": rng.permutation(np.arange(_ITEMS) % lists),
         "queries": rng.integers(0, lists, _QUERIES),
@@ -91,7 +93,7 @@ def make_world(world: World, path: Path, seed: int = 0) -> Path:
             new = np.hstack([new, np.full((len(new), 1), _CONSTANT)])
         splits[split] = {"old": old.astype(np.float32), "new": new.astype(np.float32)}
         if split != "train":
-            splits[split]["label"] = intent
+            splits[split]["label"], splits[split]["tenant"] = intent, tenants[intent]
     return rb.write_folder(path, splits["gallery"], splits["queries"], splits["train"])
 
 
@@ -102,7 +104,12 @@ class Trials:
         self.name, self.share, self.kept = name, share, given.out / f"{name}.jsonl"
         self.whole = read_folder(folder)
         how = Evaluation(
-            methods=tuple(given.methods), orders=("random",), merges=(given.merge,), metrics=(METRIC,), points=POINTS
+            methods=tuple(given.methods),
+            orders=("random",),
+            merges=(given.merge,),
+            metrics=(METRIC,),
+            points=POINTS,
+            filter=given.filter,
         )
         comparison = resolve(self.whole, how.named, FitSettings())
         comparison = comparison.only([m for m in comparison.methods if m.name != HEAD_ALONE])
@@ -158,6 +165,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--merge", default="best")
     parser.add_argument("--methods", nargs="+", default=["rm_naive"])
+    parser.add_argument("--filter", default="")
     parser.add_argument("--out", type=Path, default=Path("runs/forecast-worlds"))
     parser.add_argument("--show", action="store_true")
     return parser.parse_args()

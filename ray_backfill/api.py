@@ -243,6 +243,7 @@ def sample(
     out: str | Path | None = None,
     truth: str | Sequence[str] = (),
     distance: str = "cosine",
+    filter: str = "",
     seed: int = 0,
 ) -> pd.DataFrame:
     """Choose the gallery items to embed for a forecast, as ``ray-backfill sample`` does.
@@ -257,6 +258,7 @@ def sample(
         out: File to write; by default sample.parquet in the folder.
         truth: Which items count as right answers, as for ``simulate``.
         distance: "cosine" or "l2".
+        filter: Column of queries and gallery; a query finds only items with its own value.
         seed: Random seed of the sample.
 
     Returns:
@@ -272,7 +274,7 @@ def sample(
     if (budget > 0) == (add > 0):
         raise InputError("give a budget for a first sample, or add=N to extend one")
     to = local_path(out or folder / SAMPLE_FILE).absolute()
-    take_sample(folder, to, budget, SampleSettings(seed, **_tuples(truth=truth), distance=distance), add)
+    take_sample(folder, to, budget, SampleSettings(seed, **_tuples(truth=truth), distance=distance, filter=filter), add)
     return pd.read_parquet(to)
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ray_backfill.data.folder import StoredSplit
 from ray_backfill.drill.plan import DrillPlan
 from ray_backfill.drill.settings import LiveSettings, TrafficSettings
@@ -14,7 +16,7 @@ from ray_backfill.encode.encoder import Device
 from ray_backfill.encode.part import Rows
 from ray_backfill.encode.spec import Spec
 from ray_backfill.engine.merges import Merge
-from ray_backfill.engine.systems import FloatArray, GroundTruth
+from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray
 from ray_backfill.workers.settings import EmbedActors
 
 
@@ -82,6 +84,7 @@ class ShardJob:
 
     drill: the drill's folder with plan, parts and journal. gallery, train: splits of a folder of embeddings.
     network: folder of the method's fitted network, if it has one. dims: embedding dimension of the method's models.
+    part_n: part of each of its items, of which a query finds its own only; None without a filter.
     """
 
     drill: Path
@@ -94,6 +97,7 @@ class ShardJob:
     distance: str
     dims: dict[str, int]
     place: ShardPlace
+    part_n: IntArray | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,11 @@ class Questions:
     truth: GroundTruth
     metrics: tuple[str, ...]
     k: int
+
+    @property
+    def part(self) -> IntArray:
+        """(Q,) the part of the gallery in which each query finds items; all 0 without a filter."""
+        return np.zeros(len(self.backward), np.int64) if self.truth.filter is None else self.truth.filter.of_query
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,13 @@ from ray_backfill.drill.plan import NEW, NOWHERE, OLD, DrillPlan, positions_of
 from ray_backfill.drill.shard import read_answers
 from ray_backfill.drill.tables import CheckpointRow, Phase, QualityRow
 from ray_backfill.drill.traffic import read_events
-from ray_backfill.engine.index import IndexSettings, Partition, make_partition
-from ray_backfill.engine.lists import measure_lists, merge_sides
+from ray_backfill.engine.index import IndexSettings, make_partition
+from ray_backfill.engine.lists import RankedLists, measure_lists, merge_sides
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.metrics import parse_metric
 from ray_backfill.engine.replay import replay, replay_moment
 from ray_backfill.engine.statistics import Weights, relative_weights
-from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.engine.systems import Filter, GroundTruth, IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings
 from ray_backfill.learn.sides import Sides
 
@@ -67,7 +67,7 @@ def drill_tables(folder: Path, comparison: Comparison, sides: Sides, plan: Drill
         segment = Segment(start_s, measured.began_s, end_s)
         state = plan.state(checkpoint.applied, broken)
         live_Qk = read_answers(folder, checkpoint.moment)
-        exact_Qk = exact_answers(sides, pair, state, live_Qk.shape[1])
+        exact_Qk = exact_answers(sides, pair, state, live_Qk.shape[1], truth.filter)
         live = live_quality(live_Qk, only_alive(truth, state), metrics)
         exact = exact_quality(pair, truth, state, metrics, sides.distance, sides.merge)
         quality += [QualityRow(checkpoint.moment, checkpoint.t, m, live[m], exact[m]) for m in metrics]
@@ -149,6 +149,8 @@ def exact_quality(
     alive = np.flatnonzero(state != NOWHERE)
     part = pair if len(alive) == len(state) else pair.of_items(alive)
     of_part = truth.part(np.arange(truth.n_queries), alive)
+    if truth.filter is not None:
+        of_part = of_part.with_filter(Filter(truth.filter.of_query, truth.filter.of_item[alive]))
     values = replay_moment(part, of_part, state[alive] == NEW, metrics, distance, merge)
     return {metric: stable_mean(of_metric, _weights(there)) for metric, of_metric in values.items()}
 
@@ -170,18 +172,23 @@ def stable_mean(values: NDArray[np.float64], weights: Weights = None) -> float:
     return math.fsum(values) / len(values) if len(values) else math.nan
 
 
-def exact_answers(sides: Sides, pair: UpgradePair, state: NDArray[np.uint8], k: int) -> IntArray:
-    """(Q, k) positions of the best items by exact search over a gallery in this state."""
+def exact_answers(
+    sides: Sides, pair: UpgradePair, state: NDArray[np.uint8], k: int, parts: Filter | None = None
+) -> IntArray:
+    """(Q, k) positions of the best items by exact search over a gallery in this state. parts: what a query can find."""
     prepared, distance = sides.merge.prepare(pair, sides.distance)
 
-    def filled(system: RetrievalSystem, side: int) -> Partition:
-        positions = np.flatnonzero(state == side)
+    def found(system: RetrievalSystem, side: int, rows: IntArray, items: IntArray) -> RankedLists:
+        positions = items[state[items] == side]
         partition = make_partition(IndexSettings(), distance, system.gallery.shape[1], None)
-        return partition.with_rows(system.gallery[positions], positions)
+        return partition.with_rows(system.gallery[positions], positions).search(system.query[rows], k)
 
-    backward, forward = prepared.backward, prepared.forward
-    old, new = filled(backward, OLD).search(backward.query, k), filled(forward, NEW).search(forward.query, k)
-    return merge_sides(old, new, sides.merge, k).item
+    whole = np.arange(pair.n_queries), np.arange(len(state))
+    item_Qk = np.full((pair.n_queries, k), -1)
+    for part in [whole] if parts is None else parts.parts():
+        old, new = found(prepared.backward, OLD, *part), found(prepared.forward, NEW, *part)
+        item_Qk[part[0]] = merge_sides(old, new, sides.merge, k).item
+    return item_Qk
 
 
 def recall(live_Qk: IntArray, exact_Qk: IntArray, state: NDArray[np.uint8], side: int) -> float:

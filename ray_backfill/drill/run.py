@@ -84,6 +84,8 @@ def drill_models(
 
     context.actors.require_own_decoders()
     method, evaluation = check_drill(evaluation, live)
+    if evaluation.filter:  # known before anything is embedded
+        raise InputError("--filter needs a folder of embeddings (--data) with this column; items of models lack it")
     needed, actors = models_of([method]), context.actors
     if lacking := [name for name in needed if name not in specs]:
         raise InputError(f"{method.name} needs a model {lacking[0]!r}; choose another --live.method")
@@ -112,8 +114,6 @@ def check_drill(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Eva
     A gallery is backfilled in one permutation only.
     """
     (method,) = find_methods((live.method,))
-    if evaluation.filter:
-        raise InputError("--filter is replayed only; leave it out of a live drill")
     if evaluation.cutoffs:
         raise InputError("a drill has no --cutoffs, because its answers are the first results; give them to simulate")
     evaluation = replace(
@@ -195,6 +195,8 @@ def run_resolved(
                 )
                 for first, last in pairwise(shard_edges(plan.n_items, live.shards.number))
             ]  # fmt: skip
+            if (parts := comparison.truth.filter) is not None:
+                shards = [replace(job, part_n=parts.of_item[job.place.first : job.place.last]) for job in shards]
             queries = sides.queries(comparison.embeddings.query)
             job = LiveJob(
                 context.out.name, folder, plan, Questions(*queries, comparison.truth, evaluation.metrics, k), shards,
@@ -248,7 +250,7 @@ def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:
     sides = Sides(method, comparison.maps.of(method), merge, distance, dims)
     train = folder.train.vectors if folder.train else {}
     for settings, side in zip((live.old_index, live.new_index), SIDES, strict=True):
-        check_index(settings, sides.dim(side), sides.live_distance)
+        check_index(settings, sides.dim(side), sides.live_distance, bool(comparison.evaluation.filter))
         if settings.kind != "exact":  # find out here, not in a shard, whether it can be trained
             models = method.old_models if side == "backward" else method.new_models
             learn = sides.gallery(side, {m: train[m] for m in models}) if train else None

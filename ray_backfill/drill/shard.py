@@ -91,25 +91,42 @@ class Shard:
     """Searches may run concurrently; ``apply`` and ``compact`` belong to one thread.
 
     read_old: (first, last) -> embeddings of the gallery items first .. last - 1, by old model.
-    train: vectors for indexes that need training, by side; None if there are none.
+    train: vectors for indexes that need training, by side; None if there are none. part_n: part of each item,
+    of which a query finds its own only; None without a filter.
     """
 
     def __init__(
         self, plan: DrillPlan, sides: Sides, place: ShardPlace,
         read_old: Callable[[int, int], dict[str, FloatArray]], train: dict[str, FloatArray] | None = None,
+        part_n: IntArray | None = None,
     ) -> None:  # fmt: skip
+        self.part_n = part_n
         self.plan, self.sides, self.place, self.read_old, self.train = plan, sides, place, read_old, train or {}
         self.state = plan.start()[place.first : place.last]
         self.view = View(self._filled_old(self._own(plan.order)), self._empty("forward"), 0)
 
-    def search(self, backward: FloatArray, forward: FloatArray, k: int) -> ShardAnswer:
-        """The k best of both partitions together. backward: (b, d), forward: (b, d') vectors of the same queries."""
-        view = self.view
+    def search(self, backward: FloatArray, forward: FloatArray, k: int, part_b: IntArray | None = None) -> ShardAnswer:
+        """The k best of both partitions together. backward: (b, d), forward: (b, d') vectors of the same queries.
+
+        part_b: the part of each query; needed with a filter. Cost with a filter: a search for each part among them.
+        """
+        view, place = self.view, self.place
+        if self.part_n is None:
+            best = self._best(view, backward, forward, k)
+        else:
+            assert part_b is not None
+            best = RankedLists.nothing(len(backward), k)
+            for part in np.unique(part_b):
+                stays, rows = self.part_n == part, part_b == part
+                old, new = view.old.only(stays, place.first), view.new.only(stays, place.first)
+                best.put(rows, self._best(replace(view, old=old, new=new), backward[rows], forward[rows], k))
+        return ShardAnswer(best, view.applied, view.old.n, view.new.n, view.missing)
+
+    def _best(self, view: View, backward: FloatArray, forward: FloatArray, k: int) -> RankedLists:
         total = max(view.old.n + view.new.n, 1)
         old = view.old.search(backward, k, share=view.old.n / total)
         new = view.new.search(forward, k, share=view.new.n / total)
-        best = merge_sides(old, new, self.sides.merge, k)
-        return ShardAnswer(best, view.applied, view.old.n, view.new.n, view.missing)
+        return merge_sides(old, new, self.sides.merge, k)
 
     def apply(self, operation: Operation, embedded: Embedded | None) -> None:
         """Apply the plan's next operation; applying one again has no effect.

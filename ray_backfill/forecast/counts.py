@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
-from ray_backfill.engine.systems import Floats, IntArray
+from ray_backfill.engine.systems import Filter, Floats, IntArray
 from ray_backfill.forecast.models import CELLS, Calibration, Cells, Floats32, OtherItems
 
 # Items whose distances to a block of queries are computed at a time: they should stay in the cache until counted.
@@ -48,13 +48,14 @@ class Forms:
 class ShardSetup:
     """What all shards know of a method. moment_ON: index of the first moment at which an item is backfilled, from 0 to
     ``points``. known: positions of the items that are known after their backfill, ascending. cells: of predicted
-    distances.
+    distances. parts: what each query can find; None for all.
     """
 
     moment_ON: NDArray[np.int16]
     points: int
     known: IntArray
     cells: Cells
+    parts: Filter | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +148,10 @@ class CountingShard:
             for row, left_out in enumerate(block.left_out):
                 gone = self._here(left_out, first, last)
                 stand_in[row, gone], before[row, gone] = np.nan, np.inf
+            if (parts := self.setup.parts) is not None:
+                of_item = parts.of_item[self.first + first : self.first + last]
+                others = parts.of_query[block.queries][:, None] != of_item
+                stand_in[others], before[others] = np.nan, np.inf
             counted = CountedTile(cells.logs(stand_in), cells.logs(old), before, self.moment[:, first:last])
             _count_tile(counted, cells.coefficients, cells.low, cells.width, at, out.places, out.cells)
         return out

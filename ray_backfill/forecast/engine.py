@@ -23,6 +23,7 @@ from ray_backfill.forecast.models import (
     Floats32,
     KnownForms,
     KnownItems,
+    counts_for,
     draw_entries,
     fit_models,
     left_out_of,
@@ -64,7 +65,7 @@ def forecast_pair(
         """Expected metrics of a query from its histograms, and the number of right answers from which those that were
         sampled at random are drawn.
         """
-        is_other = ~np.isin(known.position, left_out_of(truth, query.number))
+        is_other = counts_for(truth, query.number, known.position)
         moments = moment_ON[:, known.position[is_other]].astype(np.int64)
         at, drawn = query.at, query.drawn
         counts = count(
@@ -82,7 +83,7 @@ def forecast_pair(
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
         shards = ThreadShards(gallery, pool, threads) if isinstance(gallery, Forms) else gallery
         models = fit_models(known, forms, truth)
-        shards.begin(ShardSetup(moment_ON, points, np.sort(known.position), models.others.cells))
+        shards.begin(ShardSetup(moment_ON, points, np.sort(known.position), models.others.cells, truth.filter))
         measured: list[tuple[Expectation, int]] = []
         # Vectors stored as float16 are converted once for all queries of a block; histograms limit their number.
         size = min(128, max(16, 20_000 // (len(moment_ON) * points)))

@@ -14,7 +14,7 @@ from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.merges.csls import References
 from ray_backfill.engine.replay import Curve, replay
-from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.engine.systems import Filter, GroundTruth, IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.forecast.counts import CountingShards, Forms
 from ray_backfill.forecast.engine import Forecast, forecast_pair
 from ray_backfill.forecast.estimate import exact_units, mean_of
@@ -182,6 +182,8 @@ def first_results(comparison: Comparison, given: NewEmbeddings) -> dict[str, Any
         RetrievalSystem(query[model][known.queries], items) for model, items in (("old", old), ("new", new))
     )
     small = GroundTruth.from_positives(positives, ignored, n_gallery=len(rows))
+    if (parts := truth.filter) is not None:
+        small = small.with_filter(Filter(parts.of_query[known.queries], parts.of_item[known.position[rows]]))
     if not len(small.positives):
         return None
     order, distance = np.arange(len(rows)), comparison.evaluation.distance

@@ -419,7 +419,9 @@ class Models:
 
 def fit_models(known: KnownItems, forms: KnownForms, truth: GroundTruth) -> Models:
     """Fit all models of a method. Cost: O(n) for each of the queries."""
-    rows_N, unit = known.rows_of(truth.n_gallery), forms.unit
+    rows_N, unit, findable_Q = known.rows_of(truth.n_gallery), forms.unit, np.full(truth.n_queries, truth.n_gallery)
+    if (parts := truth.filter) is not None:
+        findable_Q = np.bincount(parts.of_item, minlength=int(parts.of_query.max()) + 1)[parts.of_query]
     others = _fit_others(known, forms, truth, jackknife_parts(known, truth))
     pairs, checked = [], []
     for first in range(0, len(known.queries), 16):
@@ -432,12 +434,15 @@ def fit_models(known: KnownItems, forms: KnownForms, truth: GroundTruth) -> Mode
             rows = rows[known.standing(rows)]
             near, true = (logarithms(of[rows].astype(np.float64), unit) for of in (stand_in, after))
             pairs.append((near, true))
-            there = known.at_random & ~np.isin(known.position, left_out_of(truth, query))
+            there = known.at_random & counts_for(truth, query, known.position)
             at, answers = np.sort(after[rows]), len(truth.positives_of(query))
             cell = others.cells.of(others.cells.predict(stand_in[there], old[there]))
             expected = np.bincount(cell, minlength=CELLS) @ others.cumulative(at)[0]
             observed = np.searchsorted(np.sort(after[there]), at).astype(np.float64)
-            checked.append(check(observed, expected, float(there.sum()) / truth.n_gallery, answers))
+            if there.any():  # a small part may have no other item in the sample
+                checked.append(check(observed, expected, float(there.sum()) / findable_Q[query], answers))
+            else:
+                checked.append(Checked(*np.empty((3, 0))))
     return Models(others, fit_answers(pairs, unit), calibrate(checked, known.group), checked)
 
 
@@ -456,6 +461,13 @@ def left_out_of(truth: GroundTruth, query: int) -> IntArray:
     return np.sort(np.concatenate([truth.positives_of(query), truth.ignored_of(query)]))
 
 
+def counts_for(truth: GroundTruth, query: int, positions: IntArray) -> NDArray[np.bool_]:
+    """(n,) whether gallery items are other ones that a query can find: no right answers, not ignored, of its part."""
+    is_other = ~np.isin(positions, left_out_of(truth, query))
+    parts = truth.filter
+    return is_other if parts is None else is_other & (parts.of_item[positions] == parts.of_query[query])
+
+
 def _fit_others(known: KnownItems, forms: KnownForms, truth: GroundTruth, part_n: IntArray) -> OtherItems:
     """Fit the model of other items on the randomly sampled items and some of all queries."""
     rows = np.flatnonzero(known.at_random)
@@ -463,9 +475,11 @@ def _fit_others(known: KnownItems, forms: KnownForms, truth: GroundTruth, part_n
     scored = np.flatnonzero(np.diff(truth.positive_starts) > 0)
     number = max(1, min(len(scored), 8_000_000 // len(items)))
     queries = np.sort(np.random.default_rng(_SEED).choice(scored, number, replace=False))
-    is_other = ~np.stack([np.isin(items, left_out_of(truth, query)) for query in queries.tolist()])
+    is_other = np.stack([counts_for(truth, query, items) for query in queries.tolist()])
     if not is_other.any():
-        raise InputError("every sampled item is a right answer of every query: there is nothing to forecast")
+        raise InputError(
+            "no query can find a sampled item but its right answers: there is nothing to forecast; sample more items"
+        )
     stand_in, old, true = (
         form.of_items(rows).approximate(queries)[is_other] for form in (forms.stand_in, forms.old, forms.after)
     )

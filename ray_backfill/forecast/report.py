@@ -21,6 +21,7 @@ from ray_backfill.compare.selection import of_metrics
 from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.outcome import Decision, json_value
 from ray_backfill.core.schema import frame, read_manifest, read_table, rows_of
+from ray_backfill.forecast.settings import few_in_words
 from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 from ray_backfill.page import Difference
 from ray_backfill.page.charts import FAINT, INK, REFERENCE_STYLES, Chart, DrawnCurve, Interval, numbered_style, range_of
@@ -351,6 +352,8 @@ def warnings(forecast: ForecastResults) -> list[str]:
             f"The chosen queries have only {forecast.manifest['lists']} different lists of right answers: intervals "
             "are wide, and may be too narrow. Extend the sample: a larger --budget, or sample --add."
         )
+    if (few := forecast.manifest.get("parts_with_few")) and not forecast.is_exact:
+        sentences.append(f"{few_in_words(few, forecast.manifest['evaluation']['filter'])}.")
     return sentences
 
 

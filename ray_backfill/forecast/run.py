@@ -39,7 +39,13 @@ from ray_backfill.forecast.methods import (
     with_merges,
 )
 from ray_backfill.forecast.report import write_forecast_report
-from ray_backfill.forecast.sample import StoredSample, read_before_backfill, read_sample, take_sample
+from ray_backfill.forecast.sample import (
+    StoredSample,
+    parts_with_few,
+    read_before_backfill,
+    read_sample,
+    take_sample,
+)
 from ray_backfill.forecast.settings import SAMPLE_FILE, ForecastSettings, SampleSettings
 from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 from ray_backfill.learn.methods import Method
@@ -137,6 +143,8 @@ def forecast_folder(
     with step("read embeddings"):
         folder = read_before_backfill(data)
         stored = read_sample(sample, folder)
+        if stored.settings.filter and context.place.shards:
+            raise InputError("a sample with --filter is counted in this process; leave --shards out")
         given = find_new(folder, stored, new)
         check_alignment(with_known(folder, given))
     of_fits = context
@@ -151,7 +159,7 @@ def forecast_folder(
     comparison = comparison.only([method for method in comparison.methods if method.name != HEAD_ALONE])
     comparison, _ = fit_maps(comparison, fits, of_fits)
     size = sum(vectors.nbytes for vectors in comparison.folder.gallery.vectors.values())
-    if shards := context.place.shards_for(size):
+    if shards := 0 if stored.settings.filter else context.place.shards_for(size):
         from ray_backfill.forecast.ray.shards import gallery_in_shards
 
         with gallery_in_shards(comparison, given, shards) as gallery:
@@ -159,7 +167,7 @@ def forecast_folder(
     else:
         forecasts = forecast_methods(comparison, given, gallery_here(comparison))
     tables = _tables(comparison, given, forecasts)
-    judged = {"truth": stored.settings.truth, "distance": stored.settings.distance}
+    judged = {name: getattr(stored.settings, name) for name in ("truth", "distance", "filter")}
     evaluation = asdict(settings) | {"metrics": comparison.evaluation.metrics} | judged
     facts = {"stage": "forecast", "format": FORMAT, "version": __version__, "command": context.command}
     facts |= {"evaluation": evaluation} | _facts(comparison, given, forecasts)
@@ -244,6 +252,7 @@ def _facts(comparison: Comparison, given: NewEmbeddings, forecasts: Mapping[Merg
         "chosen": len(known.queries), "lists": len(np.unique(known.group)),
         "with_csls": _ends(new[True]) if True in new else None, "left_out": gone, "notes": list(comparison.notes),
         "first_results": first_results(comparison, given),
+        "parts_with_few": parts_with_few(comparison.truth, known.queries, known.position[known.at_random]),
         "data": {"models": models} if (models := short_names(comparison.folder.identities)) else {},
     }  # fmt: skip
 

@@ -8,7 +8,7 @@ close items. A file lists the items with the settings of which the sample was ma
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import step
+from ray_backfill.core.progress import say, step
 from ray_backfill.core.runkey import RunKey, other_format
 from ray_backfill.core.schema import arrow_table, open_checked, read_checked
 from ray_backfill.core.secrets import cleaned
@@ -27,7 +27,7 @@ from ray_backfill.data.truth import find_truth
 from ray_backfill.data.write import write_parquet
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem
-from ray_backfill.forecast.settings import SampleSettings
+from ray_backfill.forecast.settings import FEW_ITEMS, SampleSettings, few_in_words
 from ray_backfill.forecast.tables import SampledItem
 from ray_backfill.learn.models.apply import fit_stand_in
 
@@ -181,9 +181,12 @@ def closest_stand_ins(form: ProductForm, truth: GroundTruth) -> FindClose:
             for query, distance in zip(block.tolist(), form.approximate(block), strict=True):
                 distance[truth.positives_of(query)] = np.inf
                 distance[truth.ignored_of(query)] = np.inf
+                if truth.filter is not None:
+                    distance[truth.filter.of_item != truth.filter.of_query[query]] = np.inf
                 close = np.argpartition(distance, nearest - 1)[:nearest]
                 close = close[np.argsort(distance[close], kind="stable")]
-                score_N[close] += 1 / np.arange(1, nearest + 1)
+                close = close[np.isfinite(distance[close])]
+                score_N[close] += 1 / np.arange(1, len(close) + 1)
         score_N[taken_N] = -1
         order = np.argsort(-score_N, kind="stable")
         return order[: int((score_N >= 0).sum())]
@@ -216,13 +219,14 @@ def read_before_backfill(data: Path) -> EmbeddingFolder:
     return folder
 
 
-def truth_of(folder: EmbeddingFolder, words: Sequence[str], distance: str) -> GroundTruth:
+def truth_of(folder: EmbeddingFolder, settings: SampleSettings) -> GroundTruth:
     """The right answers. Raises InputError for weighted queries, and for a truth that needs all new embeddings."""
+    words = settings.truth
     if words and words[0].startswith("new-top"):
         raise InputError(
             f"--truth {words[0]} needs the new embedding of every gallery item; a forecast has few of them"
         )
-    truth = find_truth(folder, words, distance).ground
+    truth = find_truth(folder, words, settings.distance, filter_column=settings.filter).ground
     if truth.weights is not None:
         raise InputError("queries with weights cannot be forecast; leave the column weight out of queries.parquet")
     return truth
@@ -258,13 +262,15 @@ def take_sample(data: Path, out: Path, budget: int, settings: SampleSettings, ad
         settings, budget = earlier.settings, len(earlier.sample) + add
     elif out.exists():
         raise InputError(f"{out} is there already; extend it with --add, or write elsewhere with --out")
-    truth = truth_of(folder, settings.truth, settings.distance)
+    truth = truth_of(folder, settings)
     assert folder.queries is not None
     with step("find close items"):
         stand_ins = fit_stand_in(*free_pairs(folder), settings.distance)(folder.gallery.old)
         form = ProductForm.of(RetrievalSystem(folder.queries.new, stand_ins), settings.distance)
         kept = None if earlier is None else earlier.sample.position
         sample = draw_sample(truth, budget, closest_stand_ins(form, truth), settings.seed, kept)
+    if few := parts_with_few(truth, sample.queries, sample.position[sample.reason != CLOSE]):
+        say(f"{few_in_words(few, settings.filter)}; extend the sample by --add N")
     round_n = np.ones(len(sample), np.int64)
     if earlier is not None:
         round_N = np.full(len(folder.gallery), earlier.round_n.max() + 1)
@@ -287,7 +293,10 @@ def sample_key(folder: EmbeddingFolder, truth: GroundTruth, settings: SampleSett
     of_split = {split: folder.fingerprint(("old", "new"), (split,)) for split in ("queries", "train")}
     gallery = folder.fingerprint(("old",), ("gallery",))
     made_from = {"gallery": gallery, **of_split, "right_answers": truth.fingerprint}
-    return RunKey("sample", asdict(settings), made_from, FORMAT)
+    given = asdict(settings)
+    column = given.pop("filter")  # an input, not a setting: samples of before have none
+    made_from["filter"] = f"{column} {truth.filter.fingerprint}" if truth.filter else ""
+    return RunKey("sample", given, made_from, FORMAT)
 
 
 def read_sample(path: Path, folder: EmbeddingFolder) -> StoredSample:
@@ -305,8 +314,8 @@ def read_sample(path: Path, folder: EmbeddingFolder) -> StoredSample:
     facts: dict[str, Any] = json.loads(metadata[_FACTS])
     if other := other_format(facts.get("key", {}).get("settings", {}), FORMAT):
         raise InputError(f"{path} was {other}; sample again")
-    settings = SampleSettings(facts["seed"], tuple(facts["truth"]), facts["distance"])
-    truth = truth_of(folder, settings.truth, settings.distance)
+    settings = SampleSettings(facts["seed"], tuple(facts["truth"]), facts["distance"], facts.get("filter", ""))
+    truth = truth_of(folder, settings)
     if difference := sample_key(folder, truth, settings).difference(facts["key"]):
         raise InputError(f"{path} is no sample of {folder.path} as it is now ({difference}); sample again")
     table = read_checked(path, ["id", "reason", "probability", "round"])
@@ -316,6 +325,15 @@ def read_sample(path: Path, folder: EmbeddingFolder) -> StoredSample:
     queries, group = (np.array(facts[name], np.int64) for name in ("queries", "group"))
     sample = Sample(position, reason, probability, queries, group, facts["groups"], facts["seed"])
     return StoredSample(sample, settings, of_round)
+
+
+def parts_with_few(truth: GroundTruth, queries: IntArray, positions: IntArray) -> int:
+    """Number of parts with some of these queries but fewer than ``FEW_ITEMS`` of these items; 0 without a filter."""
+    if truth.filter is None:
+        return 0
+    parts = np.unique(truth.filter.of_query[queries])
+    items = np.bincount(truth.filter.of_item[positions], minlength=parts[-1] + 1)[parts]
+    return int((items < FEW_ITEMS).sum())
 
 
 def positions_of(ids: Any, wanted: Any) -> IntArray:

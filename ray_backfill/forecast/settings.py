@@ -9,6 +9,8 @@ from ray_backfill.engine.merges import BEST, all_merges, check_merge
 from ray_backfill.engine.metrics import parse_metric
 
 SAMPLE_FILE = "sample.parquet"
+# Fewer randomly sampled items of a part say little about how it differs from others.
+FEW_ITEMS = 30
 # Metrics that are sums over right answers of many ranks, see ``expected``. With a lower cut-off they depend on too few
 # right answers (docs/results/forecast.md).
 KINDS, LEAST_CUT = ("mAP", "AP", "recall", "P", "nDCG"), 100
@@ -29,11 +31,13 @@ class SampleSettings:
     positives, otherwise labels."""
     distance: str = "cosine"
     """Distance between embeddings: cosine or l2."""
+    filter: str = ""
+    """Column of queries and gallery, such as the tenant: a query finds only items with its own value. Default: none."""
 
 
 @dataclass(frozen=True)
 class ForecastSettings:
-    """What to forecast. The right answers and the distance are those of the sample."""
+    """What to forecast. The right answers, the distance and the filter are those of the sample."""
 
     methods: tuple[str, ...] = (RECOMMENDED,)
     """Upgrade methods to compare, by name; "recommended", "all", "two_models" (those of "all" that train no backbone
@@ -79,10 +83,16 @@ class ForecastSettings:
         _ = self.named
 
     def judged_as(self, sample: SampleSettings) -> Named:
-        """The same with a sample's right answers and distance. Raises InputError if the merge does not support that."""
+        """The same with a sample's right answers, distance and filter. Raises InputError if the merge lacks that."""
         check_merge(self.merge, sample.distance)
-        evaluation = replace(self.named.evaluation, truth=sample.truth, distance=sample.distance)
+        evaluation = replace(self.named.evaluation, truth=sample.truth, distance=sample.distance, filter=sample.filter)
         return replace(self.named, evaluation=evaluation)
+
+
+def few_in_words(parts: int, column: str) -> str:
+    """That so many parts have few items of a sample."""
+    have = f"{parts:,} values of {column} have" if parts > 1 else f"1 value of {column} has"
+    return f"{have} fewer than {FEW_ITEMS} randomly sampled items: what queries find there is estimated from the others"
 
 
 def why_not_forecast(metric: str) -> str:

@@ -128,6 +128,25 @@ def test_the_truly_nearest_are_found_before_and_after_compaction(kind: str, dist
         assert recall >= KINDS[kind][1]
 
 
+@pytest.mark.parametrize("kind", one_of_each(EXHAUSTIVE, family))
+def test_some_rows_are_searched_as_if_there_were_no_others(kind: str) -> None:
+    """Of a partition with deleted and fresh rows, whose positions begin at 7."""
+    rng = np.random.default_rng(4)
+    partition, stays = empty(kind, "l2"), rng.random(1000) < 0.1
+    for part in np.array_split(rng.permutation(1000), 3):
+        partition = partition.with_rows(VECTORS[part], part + 7)
+    partition = partition.without(np.arange(100, 800, 2) + 7)
+    left = np.intersect1d(partition.positions() - 7, np.flatnonzero(stays))
+    found, alone = (
+        of.search(QUERIES, 12)
+        for of in (partition.only(stays, 7), empty(kind, "l2").with_rows(VECTORS[left], left + 7))
+    )
+    assert_lawful(partition.only(stays, 7), found, left + 7)
+    np.testing.assert_array_equal(found.item, alone.item)
+    assert partition.n == 650, "it is as it was"
+    assert partition.only(stays & False, 7).search(QUERIES, 2).item.tolist() == [[-1] * 2] * 30
+
+
 @ALL_DISTANCES
 @pytest.mark.parametrize("kind", one_of_each(EXHAUSTIVE, family))
 def test_a_search_for_more_than_there_are_finds_all(kind: str, distance: str) -> None:

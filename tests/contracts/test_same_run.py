@@ -174,14 +174,13 @@ CHANGES = {
         values("gallery", "popularity", give(3, 900.0)), "gallery", {"orders": ("popularity",)}
     ),
     "the tenant of an item": Change(
-        values("gallery", "tenant", give(3, 1)), "filter", {"filter": "tenant"}, drills=False
+        values("gallery", "tenant", give(3, 1)), "filter", {"filter": "tenant"}, samples=True
     ),
     "the tenant of a query": Change(
-        values("queries", "tenant", give(3, 0)), "filter", {"filter": "tenant"}, drills=False
+        values("queries", "tenant", give(3, 0)), "filter", {"filter": "tenant"}, samples=True
     ),
     "the tenant in the log": Change(
-        values("log", "tenant", lambda found: found.sort()), "log", {"filter": "tenant", "orders": ("lazy",)},
-        drills=False,
+        values("log", "tenant", lambda found: found.sort()), "log", {"filter": "tenant", "orders": ("lazy",)}
     ),
     "a slice": Change(values("queries", "lang", give(3, "en")), "slices", {"slices": ("lang",)}),
     "a text": Change(values("queries", "text", lambda found: found.reverse()), "texts", drills=False),
@@ -281,7 +280,8 @@ def test_a_drill_is_that_of_its_inputs(data: Path, tmp_path: Path, monkeypatch: 
 def test_a_sample_and_its_forecast_are_those_of_their_inputs(data: Path, tmp_path: Path, name: str) -> None:
     (data / "queries.parquet").write_bytes(without(data / "queries.parquet", "weight"))
     change, sample = CHANGES[name], tmp_path / "sample.parquet"
-    take_sample(data, sample, 52, SampleSettings(truth=asked(change, data).truth))
+    how = asked(change, data)
+    take_sample(data, sample, 52, SampleSettings(truth=how.truth, filter=how.filter))
     take_sample(data, sample, 0, SampleSettings(), add=2)
     settings, fits = ForecastSettings(("rm_naive",), EVALUATION.orders, ("mAP",), EVALUATION.points), FitSettings()
     forecast_folder(data, sample, (), settings, fits, Context(tmp_path / "run"))

@@ -17,7 +17,7 @@ from ray_backfill.drill import results
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD
 from ray_backfill.engine.merges import RAW, Merge, fit_merge
 from ray_backfill.engine.metrics import metric_forms
-from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair
+from ray_backfill.engine.systems import Filter, GroundTruth, RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import all_methods
 from ray_backfill.learn.sides import Sides
 from tests import reference
@@ -74,18 +74,32 @@ def worlds(draw: st.DrawFn) -> tuple[UpgradePair, list[list[int]], list[list[int
     return random_pair(rng, n_queries, n_items), positives, ignored, state
 
 
-@given(world=worlds(), is_mapped=st.booleans())
-def test_exact_and_live_quality_are_those_of_a_full_sort(world: Any, is_mapped: bool) -> None:
-    """Equal to the last bit; with exact answers of the depth ``depth``, live quality equals exact quality."""
+@given(world=worlds(), is_mapped=st.booleans(), n_parts=st.integers(0, 3))
+def test_exact_and_live_quality_are_those_of_a_full_sort(world: Any, is_mapped: bool, n_parts: int) -> None:
+    """Equal to the last bit; with exact answers of the depth ``depth``, live quality equals exact quality.
+
+    n_parts: of a filter; 0: none. Some parts have queries or items only.
+    """
     pair, positives, ignored, state = world
     merge = quantile_merge() if is_mapped else RAW
     truth = GroundTruth.from_positives(positives, ignored, n_gallery=len(state))
     ranked = rankings(pair, state, merge)
+    if n_parts:
+        rng = np.random.default_rng(len(state))
+        parts = Filter(*(rng.integers(0, n_parts, size) for size in (pair.n_queries, len(state))))
+        truth = truth.with_filter(parts)
+        ranked, positives = (
+            [
+                [item for item in row if parts.of_item[item] == part]
+                for row, part in zip(of, parts.of_query, strict=True)
+            ]
+            for of in (ranked, positives)
+        )
     expected = {metric: by_loop(metric, ranked, positives, ignored, state) for metric in METRICS}
     np.testing.assert_equal(results.exact_quality(pair, truth, state, METRICS, "cosine", merge), expected)
     sides = Sides(all_methods()["rm_naive"], None, merge, "cosine", {"old": 2, "new": 3})
     for metrics in (METRICS, ("mAP@3",), ("CMC@1",)):
-        answers = results.exact_answers(sides, pair, state, results.depth(metrics, truth))
+        answers = results.exact_answers(sides, pair, state, results.depth(metrics, truth), truth.filter)
         live = results.live_quality(answers, results.only_alive(truth, state), metrics)
         np.testing.assert_equal(live, {metric: expected[metric] for metric in metrics})
 

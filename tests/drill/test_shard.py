@@ -42,24 +42,35 @@ def embed(operation: Operation, broken: Collection[int] = ()) -> Embedded | None
     return Embedded(good, {model: GALLERY[model][good]}, lost)
 
 
-def shards(plan: DrillPlan, merge: Merge, edges: list[int], kind: str = "exact") -> list[Shard]:
+# With a filter: the part of each item and query; no item is of the last query's.
+PART_N = np.random.default_rng(8).integers(0, 3, N)
+PART_Q = np.array([0, 2, 1, 0, 2, 2, 3])
+
+
+def shards(
+    plan: DrillPlan, merge: Merge, edges: list[int], kind: str = "exact", has_filter: bool = False
+) -> list[Shard]:
     sides = Sides(METHOD, None, merge, "cosine", DIMS)
     index = IndexSettings(kind)
     return [
         Shard(plan, sides, ShardPlace(a, b, index, index), lambda i, j: {"old": GALLERY["old"][i:j]},
-              {"backward": TRAIN["old"], "forward": TRAIN["new"]})
+              {"backward": TRAIN["old"], "forward": TRAIN["new"]}, PART_N[a:b] if has_filter else None)
         for a, b in pairwise(edges)
     ]  # fmt: skip
 
 
-def by_full_sort(state: NDArray[np.uint8], merge: Merge, k: int) -> NDArray[Any]:
+def by_full_sort(state: NDArray[np.uint8], merge: Merge, k: int, has_filter: bool = False) -> NDArray[Any]:
     """(Q, k) positions, padded with -1."""
     pair, distance = merge.prepare(METHOD.pair(Embeddings(QUERIES, GALLERY), None), "cosine")
-    return np.array([(items + [-1] * k)[:k] for items in rankings(pair, state, merge, distance)])
+    ranked = [
+        [item for item in items if not has_filter or PART_N[item] == part]
+        for items, part in zip(rankings(pair, state, merge, distance), PART_Q, strict=True)
+    ]
+    return np.array([(items + [-1] * k)[:k] for items in ranked])
 
 
 def search(parts: list[Shard], k: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    found = [shard.search(*parts[0].sides.queries(QUERIES), k) for shard in parts]
+    found = [shard.search(*parts[0].sides.queries(QUERIES), k, PART_Q) for shard in parts]
     merged = merge_lists([answer.best for answer in found], k)
     assert merged.are_distinct
     return merged.item, merged.is_forward
@@ -67,12 +78,14 @@ def search(parts: list[Shard], k: int) -> tuple[NDArray[Any], NDArray[np.bool_]]
 
 @pytest.mark.parametrize("merge", ["raw", "quantile", "csls"])
 @pytest.mark.parametrize("churn", [ChurnSettings(), ChurnSettings(6, 9, 0.8, seed=2)], ids=["plain", "churn"])
-@pytest.mark.parametrize("edges", [[0, N], [0, 1, 25, N]])
-def test_every_state_is_searched_as_a_full_sort_ranks_it(merge: str, churn: ChurnSettings, edges: list[int]) -> None:
+@pytest.mark.parametrize(("edges", "has_filter"), [([0, N], False), ([0, 1, 25, N], False), ([0, 1, 25, N], True)])
+def test_every_state_is_searched_as_a_full_sort_ranks_it(
+    merge: str, churn: ChurnSettings, edges: list[int], has_filter: bool
+) -> None:
     plan = make_plan(np.random.default_rng(3).permutation(N), 4, 11, churn)
     train = METHOD.pair(Embeddings(TRAIN, TRAIN), None)
     fitted = fit_merge(merge, train, None, "cosine", 0)
-    parts = shards(plan, fitted, edges)
+    parts = shards(plan, fitted, edges, has_filter=has_filter)
     # One inserted item is broken at both its insert and the rollback, one at the insert only, one at the rollback only.
     held_back = plan.held_back.tolist()
     broken = {int(plan.operations[0].positions[2]), *held_back[:2]}
@@ -90,9 +103,9 @@ def test_every_state_is_searched_as_a_full_sort_ranks_it(merge: str, churn: Chur
         np.testing.assert_array_equal(np.concatenate([shard.state for shard in parts]), state)
         for k in (1, 10, N + 5):
             positions, is_new = search(parts, k)
-            np.testing.assert_array_equal(positions, by_full_sort(state, fitted, k))
+            np.testing.assert_array_equal(positions, by_full_sort(state, fitted, k, has_filter))
             assert (is_new[positions >= 0] == (state[positions[positions >= 0]] == NEW)).all()
-        sizes = [shard.search(*shard.sides.queries(QUERIES), 1) for shard in parts]
+        sizes = [shard.search(*shard.sides.queries(QUERIES), 1, PART_Q) for shard in parts]
         assert sum(s.old_items for s in sizes) == (state == OLD).sum()
         assert sum(s.new_items for s in sizes) == (state == NEW).sum()
         expected = plan.sizes(edges)[operation.number + 1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ray_backfill.engine.distances import ProductForm
-from ray_backfill.engine.systems import RetrievalSystem
+from ray_backfill.engine.systems import Filter, RetrievalSystem
 from ray_backfill.forecast.counts import Forms, QueryBlock, ShardSetup, ThreadShards, find_starts
 from ray_backfill.forecast.models import CELLS, Cells
 
@@ -23,8 +23,9 @@ def distances(system: RetrievalSystem, query: int) -> np.ndarray:
     return 1 - system.gallery @ q / np.linalg.norm(q) / np.linalg.norm(system.gallery, axis=1)
 
 
-@pytest.mark.parametrize("number", [1, 3])
-def test_histograms(number: int) -> None:
+@pytest.mark.parametrize(("number", "n_parts"), [(1, 0), (3, 0), (3, 4)])
+def test_histograms(number: int, n_parts: int) -> None:
+    """n_parts: of a filter, or none."""
     forward, old, before = (systems(seed) for seed in range(3))
     rng = np.random.default_rng(9)
     moment_ON = rng.integers(0, POINTS + 1, (2, len(old.gallery))).astype(np.int16)
@@ -33,14 +34,17 @@ def test_histograms(number: int) -> None:
     queries, left_out = np.array([0, 3]), [np.array([5, 4097]), np.array([8000])]
     at = np.sort(rng.uniform(0.3, 1.5, (2, 6)).astype(np.float32), axis=1)
     at[1, 4:] = np.inf
+    parts = Filter(np.arange(5) % n_parts, rng.integers(0, n_parts, len(old.gallery))) if n_parts else None
     with ThreadPoolExecutor(number) as pool:
         shards = ThreadShards(Forms(*(ProductForm.of(each, "cosine") for each in (forward, old, before))), pool, number)
-        shards.begin(ShardSetup(moment_ON, POINTS, known, cells))
+        shards.begin(ShardSetup(moment_ON, POINTS, known, cells, parts))
         found = shards.count(QueryBlock(queries, at, left_out))
         near = shards.distances(queries, left_out)
     for row, query in enumerate(queries):
         kept = np.ones(len(old.gallery), bool)
         kept[left_out[row]] = False
+        if parts is not None:
+            kept &= parts.of_item == parts.of_query[query]
         s, o, b = (distances(system, query) for system in (forward, old, before))
         assert near[row] == pytest.approx(np.stack([s, b])[:, left_out[row]], abs=1e-6)
         cell = cells.of(cells.predict(s.astype(np.float32), o.astype(np.float32)))

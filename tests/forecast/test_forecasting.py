@@ -26,11 +26,16 @@ def write(folder: Path, new: bool = False) -> None:
     # Queries of one class have the same right answers; the first one's number stands for all.
     answers = [of.truth.positives_of(query) for query in range(80)]
     first = [int(labels[own[0]]) if len(own) else -1 for own in answers]
-    columns = {"id": [f"item {i}" for i in range(1500)], "old": vector_column(of.old.gallery), "label": labels}
+    tenants = np.random.default_rng(1).choice(3, 1500, p=[0.72, 0.24, 0.04])  # a class is of one of them
+    tenant = np.where(labels >= 0, tenants[labels], tenants)
+    columns = {"id": [f"item {i}" for i in range(1500)], "old": vector_column(of.old.gallery), "label": labels,
+               "tenant": tenant}  # fmt: skip
     columns |= {"new": vector_column(of.new.gallery)} if new else {}
     write_parquet(folder / "gallery.parquet", pa.table(columns))
     both = {"old": vector_column(of.old.query), "new": vector_column(of.new.query)}
-    write_parquet(folder / "queries.parquet", pa.table({"id": np.arange(80), "label": first} | both))
+    write_parquet(
+        folder / "queries.parquet", pa.table({"id": np.arange(80), "label": first, "tenant": tenants[first]} | both)
+    )
 
 
 def embed(folder: Path, out: Path, everything: bool = False) -> None:
@@ -105,9 +110,11 @@ def test_a_sample_grows_and_narrows_the_forecast(folder: Path, tmp_path: Path) -
         assert row.auc_high - row.auc_low < wider.auc_high - wider.auc_low
 
 
-@pytest.mark.parametrize("merge", ["best", "csls"])
-def test_with_everything_known_it_is_the_replay(folder: Path, tmp_path: Path, merge: str) -> None:
-    run("sample", folder, "--budget", 150)
+@pytest.mark.parametrize(("merge", "filtered"), [("best", ()), ("csls", ()), ("best", ("--filter", "tenant"))])
+def test_with_everything_known_it_is_the_replay(
+    folder: Path, tmp_path: Path, merge: str, filtered: tuple[str, ...]
+) -> None:
+    run("sample", folder, "--budget", 150, *filtered)
     embed(folder, tmp_path / "new.parquet", everything=True)
     found = read_forecast(forecast(folder, tmp_path / "new.parquet", tmp_path / "run", merge))
     # The same maps: fitted on the pilot, which stands in for the train split that the folder lacks.
@@ -118,7 +125,7 @@ def test_with_everything_known_it_is_the_replay(folder: Path, tmp_path: Path, me
     place = {name: index for index, name in enumerate(rows["id"].to_pylist())}
     write_parquet(tmp_path / "whole" / "train.parquet", rows.take([place[name] for name in pilot]))
     write_parquet(tmp_path / "whole" / "validation.parquet", rows.slice(0, 2))
-    options = ["--methods", *METHODS, "--points", 5, "--metrics", "mAP", "recall@100", "--merges", merge]
+    options = ["--methods", *METHODS, "--points", 5, "--metrics", "mAP", "recall@100", "--merges", merge, *filtered]
     run("simulate", "--data", tmp_path / "whole", *options, "--out", tmp_path / "exact")
     exact = pd.read_parquet(tmp_path / "exact" / "results" / "curves.parquet").set_index(["method", "metric", "t"])
     for point in found.points:
@@ -128,6 +135,22 @@ def test_with_everything_known_it_is_the_replay(folder: Path, tmp_path: Path, me
     for row in found.rows:
         assert row.gain == pytest.approx(summary.gain[row.method, row.metric], abs=1e-9)
     assert (found.manifest["with_csls"] is not None) == any(row.merge == "csls" for row in found.rows)
+
+
+def test_small_tenants_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of three tenants, one has 4 % of the items, and another has fewer than 30 in the sample of 100."""
+    run("sample", folder, "--budget", 100, "--filter", "tenant")
+    told = capsys.readouterr().err
+    embed(folder, tmp_path / "new.parquet")
+    results = forecast(folder, tmp_path / "new.parquet", tmp_path / "run")
+    for words in (told, capsys.readouterr().out, (results / "report.html").read_text(encoding="utf-8")):
+        assert "2 values of tenant have fewer than 30" in " ".join(words.split())
+    known = pd.read_parquet(folder / "sample.parquet")
+    tenants = pd.read_parquet(folder / "gallery.parquet").set_index("id").tenant[known.id[known.reason != "close"]]
+    assert (tenants.value_counts() < 30).sum() == 2
+    with pytest.raises(SystemExit):
+        run("forecast", folder, "--new", tmp_path / "new.parquet", "--out", tmp_path / "shards", "--shards", 2)
+    assert "leave --shards out" in capsys.readouterr().err
 
 
 def test_a_merge_must_suit_the_distance_of_the_sample(
@@ -305,9 +328,17 @@ def test_a_forecast_is_of_the_truth_of_its_sample(
     assert read_forecast(tmp_path / "l2" / "forecast").manifest["evaluation"]["distance"] == "l2"
 
 
-def test_first_results_are_those_of_the_items_drawn_at_random(folder: Path, sampled: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("filtered", [(), ("--filter", "tenant")])
+def test_first_results_are_those_of_the_items_drawn_at_random(
+    folder: Path, tmp_path: Path, filtered: tuple[str, ...]
+) -> None:
     """nDCG@10 by sorting, of the chosen queries among the sampled items that are not there because they are close."""
-    results = forecast(folder, sampled, tmp_path / "run", "raw")
+    run("sample", folder, "--budget", 300, *filtered)
+    embed(folder, tmp_path / "new.parquet")
+    results = forecast(folder, tmp_path / "new.parquet", tmp_path / "run", "raw")
+    of_item, of_query = (
+        pq.read_table(folder / f"{name}.parquet")["tenant"].to_numpy() for name in ("gallery", "queries")
+    )
     found = json.loads((results / "manifest.json").read_text())["first_results"]
     of, table = gallery(items=1500, queries=80, classes=150), pq.read_table(folder / "sample.parquet")
     chosen = json.loads(table.schema.metadata[b"ray_backfill.sample"])["queries"]
@@ -318,9 +349,11 @@ def test_first_results_are_those_of_the_items_drawn_at_random(folder: Path, samp
         q, x = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (system.query, system.gallery[items]))
         values = []
         for query in chosen:
-            right = np.isin(items, of.truth.positives_of(query))
+            right, near = np.isin(items, of.truth.positives_of(query)), x @ q[query]
+            if filtered:
+                near[of_item[items] != of_query[query]] = -2
             if right.any():
-                first = right[np.argsort(-(x @ q[query]), kind="stable")][:10]
+                first = right[np.argsort(-near, kind="stable")][:10]
                 values.append(discounts @ first / discounts[: right.sum()].sum())
         means[name] = np.mean(values)
     assert (found["items"], found["queries"]) == (len(items), len(values))

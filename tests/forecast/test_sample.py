@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.engine.systems import GroundTruth, IntArray
-from ray_backfill.forecast.sample import ANSWER, CLOSE, PER_QUERY, PILOT, draw_sample, groups_of
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.systems import Filter, GroundTruth, IntArray, RetrievalSystem
+from ray_backfill.forecast.sample import ANSWER, CLOSE, PER_QUERY, PILOT, closest_stand_ins, draw_sample, groups_of
 from tests.forecast.galleries import gallery
 
 LABELS = np.repeat(np.arange(50), 40)
@@ -72,3 +73,18 @@ def test_whole_gallery() -> None:
 def test_impossible_budgets(budget: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
         draw_sample(TRUTH, budget, nothing_close)
+
+
+def test_close_items_are_those_that_a_query_can_find() -> None:
+    """Two tenants, of which one has five items; the stand-ins of the other tenant's are closer to all queries."""
+    rng = np.random.default_rng(0)
+    of_item = np.arange(300) >= 5
+    vectors = rng.standard_normal((300, 4)).astype(np.float32) + 9 * of_item[:, None]
+    queries = np.full((2, 4), 9, np.float32) + rng.standard_normal((2, 4)).astype(np.float32)
+    form = ProductForm.of(RetrievalSystem(queries, vectors), "cosine")
+    truth = GroundTruth.from_positives([[0], [7]], n_gallery=300)
+    truth = truth.with_filter(Filter(np.array([0, 1]), of_item.astype(np.int64)))
+    nothing = np.zeros(300, np.bool_)
+    assert sorted(closest_stand_ins(form, truth)(np.array([0]), nothing)[:4].tolist()) == [1, 2, 3, 4]
+    assert 7 not in (close := closest_stand_ins(form, truth)(np.array([1]), nothing))[:200]
+    assert (close[:200] >= 5).all()

@@ -1,10 +1,12 @@
 """What sampled items stand for, and what a disagreement with the sample costs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ray_backfill.engine.distances import ProductForm
-from ray_backfill.engine.systems import RetrievalSystem
+from ray_backfill.engine.systems import Filter, RetrievalSystem
 from ray_backfill.forecast.counts import structural_error
 from ray_backfill.forecast.models import (
     AnswerModel,
@@ -75,6 +77,38 @@ def test_the_model_is_checked_on_items_drawn_at_random() -> None:
         at = np.sort(near[answers & known.at_random])
         others = np.sort(near[~answers & known.at_random])
         assert checked.observed.tolist() == np.searchsorted(others, at).tolist()
+
+
+def test_with_a_filter_models_are_those_of_the_part_as_a_gallery_of_its_own() -> None:
+    """All queries are of one part; the other one has items alone, of which some are sampled."""
+    of = gallery()
+    of_item = np.random.default_rng(3).integers(0, 2, of.truth.n_gallery)
+    of_item[of.truth.positives] = 0
+    sample = of.sample(600)
+    inside = np.flatnonzero(of_item == 0)
+    known = known_of(sample)
+    is_inside = of_item[known.position] == 0
+    assert not is_inside.all()
+    own = replace(
+        known, position=np.searchsorted(inside, known.position[is_inside]), weight=known.weight[is_inside],
+        pilot=known.pilot[is_inside], done=known.done[is_inside],
+    )  # fmt: skip
+    everyone = np.zeros(of.truth.n_queries, np.int64)
+    found = []
+    for known_items, rows, truth in (
+        (known, sample.position, of.truth.with_filter(Filter(everyone, of_item))),
+        (own, sample.position[is_inside], of.truth.part(np.arange(len(everyone)), inside)),
+    ):
+        after, old = (
+            ProductForm.of(RetrievalSystem(each.query, each.gallery[rows]), "cosine") for each in (of.new, of.old)
+        )
+        found.append(fit_models(known_items, KnownForms(after, old, after), truth))
+    filtered, alone = found
+    for one, other in zip(filtered.checked, alone.checked, strict=True):
+        assert one.observed.tolist() == other.observed.tolist()
+        assert one.expected == pytest.approx(other.expected, rel=1e-3)
+        assert one.influence == pytest.approx(other.influence, rel=1e-3)
+    assert filtered.calibration.factor == pytest.approx(alone.calibration.factor, rel=1e-3)
 
 
 def test_the_jackknife_leaves_out_the_right_answers_of_a_query_together() -> None:

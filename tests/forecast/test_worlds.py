@@ -9,7 +9,7 @@ from benchmarks.forecast_worlds import Trials, World, lines_of, make_world
 
 
 def test_a_narrow_band_has_the_ranking_of_the_wide_one_and_its_forecast(tmp_path: Path) -> None:
-    given, found = Namespace(out=tmp_path, methods=["rm_naive"], merge="raw"), []
+    given, found = Namespace(out=tmp_path, methods=["rm_naive"], merge="raw", filter=""), []
     for band in ("wide", "narrow"):
         world = World(band, "weak", 5)
         trials = Trials(world.name, make_world(world, tmp_path / "worlds" / world.name), 0.1, given)

@@ -27,7 +27,7 @@ from ray_backfill.drill.settings import ShardSettings
 from ray_backfill.drill.shard import Shard, ShardAnswer, ShardSize
 from ray_backfill.drill.tables import Checkpoint
 from ray_backfill.engine.lists import RankedLists, joined, merge_lists
-from ray_backfill.engine.systems import FloatArray, IntArray
+from ray_backfill.engine.systems import IntArray
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.models.apply import load_network
 from ray_backfill.learn.sides import SIDES, Sides
@@ -59,17 +59,17 @@ class LiveShard:
                 for models in (method.old_models, method.new_models)
             )
             train = {"backward": sides.gallery("backward", old), "forward": sides.gallery("forward", new)}
-        self.shard = Shard(self.plan, sides, job.place, read_old, train)
+        self.shard = Shard(self.plan, sides, job.place, read_old, train, job.part_n)
         with suppress(BadPartError):  # the driver calls apply again, which reports it
             self.apply(Journal(job.drill).applied())
         for queries in (1, 2):  # load compiled code before the first query
             backward, forward = (np.ones((queries, dim), np.float32) for dim in map(sides.dim, SIDES))
-            self.shard.search(backward, forward, 1)
+            self.shard.search(backward, forward, 1, np.zeros(queries, np.int64))
 
     @ray.method(concurrency_group="search")  # type: ignore[untyped-decorator]
-    def search(self, backward: NDArray[Any], forward: NDArray[Any], k: int) -> ShardAnswer:
+    def search(self, backward: NDArray[Any], forward: NDArray[Any], k: int, part: IntArray) -> ShardAnswer:
         """See ``Shard.search``. Copies the arrays: those from Ray are read-only, which the kernels do not accept."""
-        return self.shard.search(np.array(backward), np.array(forward), k)
+        return self.shard.search(np.array(backward), np.array(forward), k, part)
 
     @ray.method(concurrency_group="write")  # type: ignore[untyped-decorator]
     def apply(self, applied: int) -> tuple[ShardSize, int]:
@@ -139,15 +139,19 @@ class Router:
     def __init__(self, shards: Sequence[ActorHandle], sizes_PS: IntArray) -> None:
         self.shards, self.sizes_PS = shards, sizes_PS
 
-    async def search(self, backward: NDArray[Any], forward: NDArray[Any], k: int, deadline_s: float) -> Routed:
+    async def search(
+        self, backward: NDArray[Any], forward: NDArray[Any], k: int, deadline_s: float, part: IntArray
+    ) -> Routed:
         """The k best items of the whole gallery. backward: (b, d), forward: (b, d') vectors of the same queries.
+
+        part: (b,) see ``Questions.part``.
 
         Raises:
             UnansweredError: a shard did not answer within ``deadline_s``.
         """
         until = time.monotonic() + deadline_s
         retries = [0] * len(self.shards)
-        asked = [self._ask(i, backward, forward, k, until, retries) for i in range(len(self.shards))]
+        asked = [self._ask(i, (backward, forward, k, part), until, retries) for i in range(len(self.shards))]
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, TimeoutError):
@@ -161,14 +165,12 @@ class Router:
         violations = self._violations(answers, merged)
         return Routed(merged, (min(applied), max(applied)), old, new, sum(retries), violations)
 
-    async def _ask(
-        self, shard: int, backward: NDArray[Any], forward: NDArray[Any], k: int, until: float, retries: list[int]
-    ) -> ShardAnswer:
+    async def _ask(self, shard: int, question: tuple[Any, ...], until: float, retries: list[int]) -> ShardAnswer:
         while True:
             left_s = until - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError
-            call = self.shards[shard].search.remote(backward, forward, k)
+            call = self.shards[shard].search.remote(*question)
             try:
                 return await asyncio.wait_for(asyncio.wrap_future(call.future()), left_s)
             except ray.exceptions.RayActorError:
@@ -240,8 +242,7 @@ class ShardSet:
 
         async def ask_all() -> list[RankedLists]:
             batches = [slice(i, i + _BATCH) for i in range(0, len(questions.backward), _BATCH)]
-            both = [(questions.backward[some], questions.forward[some]) for some in batches]
-            return [await self._ask(checkpoint, *queries, questions.k) for queries in both]
+            return [await self._ask(checkpoint, questions, some) for some in batches]
 
         return joined(asyncio.run(ask_all()))
 
@@ -250,11 +251,12 @@ class ShardSet:
         for actor in self.actors:
             ray.kill(actor)
 
-    async def _ask(self, checkpoint: Checkpoint, backward: FloatArray, forward: FloatArray, k: int) -> RankedLists:
+    async def _ask(self, checkpoint: Checkpoint, questions: Questions, some: slice) -> RankedLists:
         until = time.monotonic() + _PATIENCE_S
+        queries = questions.backward[some], questions.forward[some], questions.k
         while True:
             try:
-                routed = await self.router.search(backward, forward, k, _PATIENCE_S)
+                routed = await self.router.search(*queries, _PATIENCE_S, questions.part[some])
             except UnansweredError as error:
                 raise RuntimeError(f"a shard did not come back within {_PATIENCE_S:g} s; see Ray's logs") from error
             if routed.violations:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import dropwhile
 from typing import Any
 
+import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -16,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_backfill.core.schema import arrow_table
 from ray_backfill.data.write import write_parquet
 from ray_backfill.drill.jobs import LiveJob, TrafficJob
-from ray_backfill.drill.ray.shards import Router, UnansweredError
+from ray_backfill.drill.ray.shards import Routed, Router, UnansweredError
 from ray_backfill.drill.ray.watch import LATENCY, QUERIES, RETRIES, Watch
 from ray_backfill.drill.tables import EventRow
 from ray_backfill.drill.traffic import Schedule, Sender
@@ -34,9 +35,11 @@ _WARM_UP_S = 60.0
 class TrafficActor:
     """One stream of requests, running until ``stop``."""
 
-    def __init__(self, job: TrafficJob, router: Router, backward: FloatArray, forward: FloatArray) -> None:
+    def __init__(
+        self, job: TrafficJob, router: Router, backward: FloatArray, forward: FloatArray, part: IntArray
+    ) -> None:
         self.job, self.router = job, router
-        self.backward, self.forward = backward, forward
+        self.backward, self.forward, self.part = backward, forward, part
         self.watch = Watch(job.name)
         self.unwritten: list[EventRow] = []
         self.recent_ms: deque[tuple[float, float]] = deque(maxlen=20_000)
@@ -46,7 +49,7 @@ class TrafficActor:
     async def warm_up(self, deadline_s: float) -> None:
         """Ask once, unrecorded: while kernels are loaded and shards connected, an actor answers nothing."""
         with suppress(UnansweredError):
-            await self.router.search(self.backward[:1], self.forward[:1], self.job.k, deadline_s)
+            await self._ask(np.arange(1), deadline_s)
 
     async def run(self, zero: float, since: float | None = None) -> None:
         """Send until ``stop``; returns when all answers have arrived and all events are on disk.
@@ -85,11 +88,15 @@ class TrafficActor:
         since = time.time() - seconds
         return [latency_ms for at, latency_ms in self.recent_ms if at >= since]
 
+    async def _ask(self, queries: IntArray, deadline_s: float) -> Routed:
+        vectors = self.backward[queries], self.forward[queries]
+        return await self.router.search(*vectors, self.job.k, deadline_s, self.part[queries])
+
     async def _send(self, scheduled: float, queries: IntArray, is_warm_up: bool) -> None:
         left_s = scheduled + self.job.settings.deadline_s - time.time()
         routed, retries = None, 0
         try:
-            routed = await self.router.search(self.backward[queries], self.forward[queries], self.job.k, left_s)
+            routed = await self._ask(queries, left_s)
         except UnansweredError as error:
             retries = error.retries
         except Exception as error:  # counts as unanswered; ``run`` raises it
@@ -137,7 +144,7 @@ class Traffic:
         self.warm_up_s = settings.warm_up_s if settings.rate_per_s else 0.0
         self.zero = self.since = 0.0
         self.make = ray.remote(num_cpus=0, max_concurrency=1000)(TrafficActor)
-        self.sent = router, ray.put(questions.backward), ray.put(questions.forward)
+        self.sent = router, *map(ray.put, (questions.backward, questions.forward, questions.part))
         self.senders = [Sender(leg, i) for i in range(settings.actors if settings.rate_per_s else 0)]
         self.actors = [self._made(sender, self.make) for sender in self.senders]
         self.running: list[Any] = []

@@ -13,12 +13,14 @@ from ray_backfill.engine.systems import FloatArray
 __all__ = ["IndexSettings", "Partition", "check_index", "make_partition"]
 
 
-def check_index(settings: IndexSettings, dim: int, distance: str) -> None:
+def check_index(settings: IndexSettings, dim: int, distance: str, has_filter: bool = False) -> None:
     """Validate index settings without training an index or moving it to a GPU.
+
+    has_filter: a query finds only some of the items.
 
     Raises:
         InputError: The distance is unknown, faiss rejects the factory string or cannot delete rows from such an index,
-            or the GPU does not exist or cannot search this kind.
+            the GPU does not exist or cannot search this kind, or a graph would have to filter.
     """
     check_distance(distance)
     if dim < 1:
@@ -26,7 +28,11 @@ def check_index(settings: IndexSettings, dim: int, distance: str) -> None:
     if settings.kind != "exact":
         from ray_backfill.engine.index.faiss_index import describe
 
-        describe(settings, distance, dim)
+        if describe(settings, distance, dim).is_graph and has_filter:  # it walks over the others, and stops among them
+            raise InputError(
+                f"the graph {settings.kind!r} misses most items of a small part, so it cannot serve --filter; use "
+                "exact, Flat, or IVF, PQ or SQ"
+            )
 
 
 def make_partition(settings: IndexSettings, distance: str, dim: int, train: FloatArray | None) -> Partition:

@@ -103,6 +103,12 @@ class ExactPartition:
         refuse_repeated(position)
         row = self._rows.find(position)
         refuse_missing(position, row)
+        return self._without(row)
+
+    def only(self, stays: NDArray[np.bool_], first: int) -> "ExactPartition":
+        return self._without(self._rows.others(stays, first))
+
+    def _without(self, row: IntArray) -> "ExactPartition":
         rows = self._rows.without(row)
         if not rows.n_alive:
             return ExactPartition.empty(self.distance, self.dim)

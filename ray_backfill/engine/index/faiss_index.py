@@ -408,8 +408,14 @@ class FaissPartition:
         refuse_repeated(position)
         row_of_main, row_of_fresh = self._main.rows.find(position), self._fresh.rows.find(position)
         refuse_missing(position, np.maximum(row_of_main, row_of_fresh))
-        main = self._main.without(row_of_main[row_of_main >= 0])
-        left = replace(self, _main=main, _fresh=self._fresh.without(row_of_fresh[row_of_fresh >= 0]))
+        return self._without(row_of_main[row_of_main >= 0], row_of_fresh[row_of_fresh >= 0])
+
+    def only(self, stays: NDArray[np.bool_], first: int) -> "FaissPartition":
+        return self._without(self._main.rows.others(stays, first), self._fresh.rows.others(stays, first))
+
+    def _without(self, row_of_main: IntArray, row_of_fresh: IntArray) -> "FaissPartition":
+        main = self._main.without(row_of_main)
+        left = replace(self, _main=main, _fresh=self._fresh.without(row_of_fresh))
         if not left._fresh.rows.n_alive:
             left = replace(left, _fresh=self._none, _fresh_vectors=_no_vectors(self.dim))
         return left if main.rows.n_alive else replace(left, _main=self._none)

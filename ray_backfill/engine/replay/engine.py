@@ -33,7 +33,7 @@ from ray_backfill.engine.replay.block import Block, make_thresholds
 from ray_backfill.engine.replay.cascade import reranked, stretched
 from ray_backfill.engine.replay.counting import counted_rankings
 from ray_backfill.engine.replay.curve import Curve
-from ray_backfill.engine.replay.filtered import parts_of, united
+from ray_backfill.engine.replay.filtered import GalleryPart, parts_of, united
 from ray_backfill.engine.replay.fused import fused_rankings
 from ray_backfill.engine.replay.nearest import nearest_rankings
 from ray_backfill.engine.replay.prepare import (
@@ -349,9 +349,18 @@ def replay_moment(
             f"is_backfilled needs a true/false value for each of {truth.n_gallery} items, got {describe_array(flags)}"
         )
     systems, served = as_served(pair, {"": np.arange(truth.n_gallery)}, as_merge(merge, distance))
-    prepared = prepare_replay(truth, [served], 3, metrics)
-    # Use the middle one of three points, at which the forward system serves segment 0.
-    prepared = replace(prepared, segments_ON=np.where(flags, 0, 1).astype(np.uint16)[None])
-    shard = GalleryShard(make_forms(systems, prepared, distance), 0, prepared)
-    (curves,) = measure_prepared(prepared, truth, LocalShards([shard]), usable_cpus())
-    return {metric: values[:, 1] for metric, values in curves[""].per_query.items()}
+    everyone = np.arange(truth.n_queries)
+    whole = GalleryPart(everyone, np.arange(truth.n_gallery), systems, [served], truth)
+    by_metric: dict[str, NDArray[np.float64]] = {}
+    for part in [whole] if truth.filter is None else parts_of(truth, systems, [served], 3):
+        prepared = prepare_replay(part.truth, part.served, 3, metrics)
+        # Use the middle one of three points, at which the forward system serves segment 0.
+        prepared = replace(prepared, segments_ON=np.where(flags[part.items], 0, 1).astype(np.uint16)[None])
+        shard = GalleryShard(make_forms(part.systems, prepared, distance), 0, prepared)
+        (curves,) = measure_prepared(prepared, part.truth, LocalShards([shard]), usable_cpus())
+        for metric, values in curves[""].per_query.items():
+            of_all = by_metric.setdefault(metric, np.empty(truth.n_queries))
+            of_all[part.queries[curves[""].scored]] = values[:, 1]
+    if not by_metric:
+        raise InputError("no query has a positive in its part of the gallery, so there is nothing to measure")
+    return {metric: of_all[np.setdiff1d(everyone, truth.skipped)] for metric, of_all in by_metric.items()}

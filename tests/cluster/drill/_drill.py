@@ -46,6 +46,7 @@ def write_folder(folder: Path) -> Path:
         old = (signal[label, :8] + 1.2 * rng.normal(size=(rows, 8))).astype(np.float32)
         new = (signal[label] + 0.8 * rng.normal(size=(rows, 12))).astype(np.float32)
         columns = {"id": np.arange(rows) + 500, "label": label, "old": vector_column(old), "new": vector_column(new)}
+        columns["tenant"] = np.where(np.arange(rows) % 3, "many", np.where(np.arange(rows) % 2, "some", "few"))
         write_parquet(folder / f"{name}.parquet", pa.table(columns))
     return folder
 
@@ -123,6 +124,9 @@ def assert_as_replayed(data: Path, drill: Finished, evaluation: Evaluation = EVA
     assert folder.queries.label is not None
     assert folder.gallery.label is not None
     truth = rb.GroundTruth.from_labels(folder.queries.label, folder.gallery.label)
+    if evaluation.filter:  # items that a query cannot find are left out of its ranking
+        of_query, of_item = folder.queries.texts(evaluation.filter), folder.gallery.texts(evaluation.filter)
+        truth = truth.without(*np.nonzero(of_query[:, None] != of_item))
     order = read_plan(drill.folder / "plan").order
     curve = rb.replay(pair, truth, order, evaluation.points, evaluation.metrics)
     quality = drill.table("quality")

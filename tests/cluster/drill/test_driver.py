@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,6 +31,7 @@ from ray_backfill.drill.ray import driver as driving
 from ray_backfill.drill.ray.driver import Driver
 from ray_backfill.drill.ray.embedding import _without_useless, embed_again
 from ray_backfill.drill.settings import ChurnSettings, ThrottleSettings, TrafficSettings
+from ray_backfill.drill.shard import read_answers
 from ray_backfill.engine.index import IndexSettings
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.datasets.image_folder import Settings
@@ -162,7 +164,7 @@ class Faults:
     def kill_searching_shard(self, driver: Driver, number: int) -> None:
         queries = np.ones((512, 8), np.float32), np.ones((512, 12), np.float32)
         for _ in range(4):
-            driver.shards.actors[1].search.remote(*queries, 10)
+            driver.shards.actors[1].search.remote(*queries, 10, np.zeros(512, np.int64))
         ray.kill(driver.shards.actors[1], no_restart=False)
         time.sleep(1.0)
 
@@ -235,6 +237,30 @@ def test_queries_that_met_a_dead_shard_were_asked_again(disturbed: Finished) -> 
     checkpoints = disturbed.table("checkpoints")
     assert checkpoints.retried.sum() > 0
     assert checkpoints.unanswered.sum() == 0
+
+
+def test_a_query_finds_items_of_its_tenant(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while items are inserted and deleted; without them, quality is that of the replay."""
+    evaluation = replace(EVALUATION, filter="tenant")
+    assert_as_replayed(data, run(data, tmp_path / "plain", monkeypatch, evaluation=evaluation), evaluation)
+    churn = ChurnSettings(inserts=60, deletes=50)
+    settings = replace(SETTINGS, churn=churn, new_index=IndexSettings("Flat"))
+    drill = run(data, tmp_path / "churn", monkeypatch, settings, evaluation=evaluation)
+    quality, checkpoints = drill.table("quality"), drill.table("checkpoints")
+    np.testing.assert_allclose(quality.live, quality.exact, atol=1e-6)
+    assert (checkpoints[["old_recall", "new_recall"]].stack().dropna() > 0.999).all()
+    assert checkpoints[["unanswered", "violations"]].to_numpy().sum() == 0
+    folder = read_folder(data)
+    assert folder.queries is not None
+    of_item, of_query = folder.gallery.texts("tenant"), folder.queries.texts("tenant")
+    for moment in checkpoints.moment:
+        item = read_answers(drill.folder, moment)
+        assert (of_item[item] == of_query[:, None])[item >= 0].all()
+        assert (item >= 0).all(), "each tenant has more items than an answer"
+    with pytest.raises(InputError, match="the graph 'HNSW8'"):
+        run(
+            data, tmp_path / "graph", monkeypatch, replace(SETTINGS, old_index=IndexSettings("HNSW8")), None, evaluation
+        )
 
 
 def test_churn_and_rollback(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,6 +384,14 @@ def test_what_cannot_be_run_is_said_at_once(data: Path, tmp_path: Path, monkeypa
 def test_whole_rankings_are_cut_for_a_service() -> None:
     _, evaluation = drills.check_drill(replace(EVALUATION, metrics=("mAP", "CMC@1", "mAP@100")), SETTINGS)
     assert evaluation.metrics == ("mAP@100", "CMC@1")
+
+
+def test_models_embed_nothing_for_a_filter_that_their_items_lack(tmp_path: Path) -> None:
+    nothing: Any = None
+    with pytest.raises(InputError, match="--filter needs a folder of embeddings"):
+        drills.drill_models(
+            {}, nothing, nothing, replace(EVALUATION, filter="tenant"), FitSettings(), SETTINGS, Context(tmp_path)
+        )
 
 
 def test_an_embedding_that_nothing_compares_with_counts_as_broken() -> None:

@@ -23,7 +23,7 @@ class Answers:
     def __init__(self, *turns: str) -> None:
         self.turns = ["answer", *turns]
 
-    async def search(self, backward: Any, forward: Any, k: int, deadline_s: float) -> Routed:
+    async def search(self, backward: Any, forward: Any, k: int, deadline_s: float, part: Any) -> Routed:
         turn = self.turns.pop(0) if self.turns else "answer"
         if turn == "late":
             raise UnansweredError(3)
@@ -40,7 +40,7 @@ def sent(folder: Path, router: Answers, seconds: float) -> TrafficActor:
     vectors = np.ones((5, 3), np.float32)
     job = TrafficJob(settings, folder, Sender(0, 0), 4, "test")
     job.sender.begin(folder)
-    actor = TrafficActor(job, router, vectors, vectors)  # type: ignore[arg-type]
+    actor = TrafficActor(job, router, vectors, vectors, np.zeros(5, np.int64))  # type: ignore[arg-type]
 
     async def run() -> None:
         running = asyncio.create_task(actor.run(time.time()))
@@ -94,7 +94,7 @@ def test_a_replaced_incarnation_stops_and_writes_nothing(tmp_path: Path) -> None
     vectors = np.ones((5, 3), np.float32)
     job = TrafficJob(settings, tmp_path, Sender(0, 0), 4, "test")
     job.sender.begin(tmp_path)
-    actor = TrafficActor(job, Answers(), vectors, vectors)  # type: ignore[arg-type]
+    actor = TrafficActor(job, Answers(), vectors, vectors, np.zeros(5, np.int64))  # type: ignore[arg-type]
 
     async def run() -> None:
         running = asyncio.create_task(actor.run(time.time()))
@@ -115,7 +115,8 @@ def test_the_next_incarnation_continues_the_schedule(tmp_path: Path) -> None:
     vectors = np.ones((5, 3), np.float32)
     sender = Sender(0, 0, incarnation=1)
     sender.begin(tmp_path)
-    actor = TrafficActor(TrafficJob(settings, tmp_path, sender, 4, "test"), Answers(), vectors, vectors)  # type: ignore[arg-type]
+    job = TrafficJob(settings, tmp_path, sender, 4, "test")
+    actor = TrafficActor(job, Answers(), vectors, vectors, np.zeros(5, np.int64))  # type: ignore[arg-type]
     now = time.time()
 
     async def run() -> None:

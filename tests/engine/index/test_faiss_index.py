@@ -219,6 +219,16 @@ def test_unsupported_kinds_are_refused(kind: str, distance: str, message: str) -
         check_index(IndexSettings(kind), 16, distance)
 
 
+def test_graphs_do_not_filter() -> None:
+    """Of HNSW, a filter that leaves one item in fifty left three of ten answers."""
+    for kind in ("HNSW8", "PCA8,HNSW8"):
+        check_index(IndexSettings(kind), 16, "l2")
+        with pytest.raises(InputError, match=f"the graph '{kind}' misses most items of a small part"):
+            check_index(IndexSettings(kind), 16, "l2", has_filter=True)
+    for kind in ("exact", "Flat", "IVF4,Flat", "PCA12,IVF16_HNSW8,SQ8", "PQ4"):
+        check_index(IndexSettings(kind), 16, "l2", has_filter=True)
+
+
 def test_invalid_settings_are_refused() -> None:
     for wrong, message in (
         ({"kind": ""}, "kind is empty"),

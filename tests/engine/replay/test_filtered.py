@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.engine.replay import Served, find_first, replay
+from ray_backfill.engine.replay import Served, find_first, replay, replay_moment
 from ray_backfill.engine.replay.first import lists_at
 from ray_backfill.engine.systems import Filter, GroundTruth, RetrievalSystem, UpgradePair
 from tests.engine.replay.cases import assert_same, assert_same_lists, random_parts, random_truth
@@ -61,6 +61,16 @@ def test_lists_of_one_moment_stay_in_their_part() -> None:
         assert_same_lists(filtered, wanted)
 
 
+def test_a_moment_of_any_items_stays_in_its_part() -> None:
+    old, new, truth, found = invented(4)
+    is_backfilled = np.random.default_rng(4).random(90) < 0.4
+    filtered, wanted = (
+        replay_moment(UpgradePair(old, new), each, is_backfilled, METRICS, "l2")
+        for each in (truth.with_filter(found), ignoring_others(truth, found))
+    )
+    np.testing.assert_equal(filtered, wanted)
+
+
 def test_without_a_right_answer_in_any_part_there_is_nothing_to_measure() -> None:
     system = RetrievalSystem(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32))
     truth = GroundTruth.from_positives([[1], [0]], n_gallery=2)
@@ -68,3 +78,5 @@ def test_without_a_right_answer_in_any_part_there_is_nothing_to_measure() -> Non
     assert found.skipped.tolist() == [0, 1]
     with pytest.raises(InputError, match="in its part of the gallery"):
         replay(UpgradePair(system, system), found, "random", 2)
+    with pytest.raises(InputError, match="in its part of the gallery"):
+        replay_moment(UpgradePair(system, system), found, np.array([True, False]), "mAP")
