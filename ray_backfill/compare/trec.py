@@ -38,6 +38,8 @@ def write_lists(results: Path, file: Path, method: str, order: str, merge: str, 
         raise InputError(f"--at is the share of the gallery that is backfilled, such as 50% or 0.5, not {at!r}")
     finished = read_data(results)
     row = rows_called(finished, method, order, merge)[0]
+    if finished.evaluation.get("service"):
+        raise InputError("the lists of these results are those of a --service, which --run does not write")
     comparison = reopened(finished, results, row.variant)
     truth, gallery = comparison.truth, comparison.folder.gallery
     query_ids, item_ids = (of.id.astype(str).astype(object) for of in (comparison.folder.queries or gallery, gallery))

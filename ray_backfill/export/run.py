@@ -110,7 +110,12 @@ def _write(to: Path, comparison: Comparison, method: Method, finished: ResultsDa
     }
     facts = {"export": mark}
     check = _check(comparison, pair, order_N, merge, finished, row)
-    service = {"export": mark, **describe(method, network, merge, distance, models, row.order)}
+    stages = comparison.named.service
+    service = {
+        "export": mark,
+        **describe(method, network, merge, distance, models, row.order),
+        "pipeline": stages and {name: value for name, value in stages.recorded().items() if name != "files"},
+    }
     references = merge.references or (None, None)
     for name, side, of_side in zip(SIDES, method.sides, references, strict=True):
         for what, expression in (("queries", side.query), ("items", side.gallery)):
@@ -175,7 +180,8 @@ def _check(
     served = replace(truth, ignored=truth.ignored[:0], ignored_starts=0 * truth.ignored_starts)
     scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
     most_ignored = int(np.diff(truth.ignored_starts).max(initial=0))
-    if (k := parse_metric(finished.primary).k) and truth.weights is None and not merge.by_rank:
+    alone = comparison.named.service is None  # otherwise the tables are of lists that are fused and re-ranked
+    if alone and (k := parse_metric(finished.primary).k) and truth.weights is None and not merge.by_rank:
         for backfilled, expected in ((0, row.start), (n, row.end)):
             items = lists_at(pair, served, scored, order_N, backfilled, min(n, k + most_ignored), distance, merge).item
             value = measure_lists(items, truth, scored, [finished.primary])[0].mean()

@@ -1,5 +1,6 @@
 """simulate behind a service's stages, from files to tables."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 
 import ray_backfill as rb
+from ray_backfill.compare.trec import write_lists
 from ray_backfill.core.errors import InputError
 
 WORDS = np.array(["wing", "shock", "flow", "heat", "plate", "jet", "wave", "cone", "layer", "drag", "lift", "tube"])
@@ -61,6 +63,11 @@ def test_a_comparison_behind_a_service(tmp_path: Path) -> None:
     # The re-ranker knows all right answers: the first result is right if there is one among the first ten.
     assert other["rm_naive", "raw", "CMC@1"] > one["rm_naive", "raw", "CMC@1"] + 0.3
     assert behind.summary.loc[behind.summary["metric"] == "CMC@1", "auc"].max() < 1
+    with pytest.raises(InputError, match="service"):
+        write_lists(tmp_path / "behind" / "results", tmp_path / "run.trec", "ridge_gallery", "", "raw", "50%", 0)
+    rb.export(tmp_path / "behind", tmp_path / "export", method="ridge_gallery", merge="raw")
+    exported = json.loads((tmp_path / "export" / "service.json").read_text())
+    assert exported["pipeline"]["rerank"]["top"] == 10
     again = rb.simulate(folder, out=tmp_path / "behind", service=tmp_path / "service.yaml", **how)
     pd.testing.assert_frame_equal(again.summary, behind.summary)
 
