@@ -87,6 +87,7 @@ def assume(
         _put(known, "index.bytes_per_item", 4.0 * dims, "bytes", source, Origin.MODELLED)
     else:
         _put(known, "index.bytes_per_item", index.bytes_per_item, "bytes")
+    _put(known, "index.payload_bytes_per_item", index.payload_bytes_per_item, "bytes")
     _put(known, "index.dollars_per_gb_month", index.dollars_per_gb_month, "$ per GB and month")
     if traffic.log and math.isnan(traffic.queries_per_day):
         per_day = traffic_of(traffic.log)[1]

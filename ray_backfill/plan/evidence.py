@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_backfill.compare.reopen import method_called, reopened
 from ray_backfill.compare.report import AGAIN, read_data
 from ray_backfill.compare.report.verdict import Lost, basis, decide, lost, queries, upgrade
-from ray_backfill.compare.results import ResultsData, Row
+from ray_backfill.compare.results import ResultsData, Row, Variant
 from ray_backfill.compare.selection import is_retention
 from ray_backfill.compare.tables import NEW, NEW_EMBEDDINGS, OLD
 from ray_backfill.core.errors import InputError
@@ -22,6 +23,7 @@ from ray_backfill.page import Difference
 from ray_backfill.recipes import NO_ROOT, all_recipes, load_recipe
 
 Floats = NDArray[np.float64]
+_FIRST = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +105,22 @@ def read_evidence(folder: Path) -> Evidence:
     if not any((path / "curves.parquet").exists() for path in (folder, folder / "results")):
         raise InputError(f"{folder} holds no results: give the folder that simulate or forecast wrote with --out")
     return _of_results(read_data(folder), folder)
+
+
+def first_items(evidence: Evidence, curve: Curve) -> list[str]:
+    """The ids of the first ten items of a merge's order, which is made again from the embeddings of ``simulate``.
+
+    None where these are gone, and of a forecast. Cost: the embeddings are read, for some orders mapped.
+    """
+    results = evidence.folder if evidence.folder.name == "results" else evidence.folder / "results"
+    if not (results / "manifest.json").exists():
+        return []
+    try:
+        comparison = reopened(read_data(results), results, Variant(curve.order, curve.merge))
+        (order_N,) = comparison.orders_of(method_called(comparison, curve.method)).values()
+    except (InputError, ImportError):
+        return []
+    return comparison.folder.gallery.id[order_N[:_FIRST]].astype(str).tolist()
 
 
 def _of_recipe(folder: Path) -> Evidence:

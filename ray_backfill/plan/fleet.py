@@ -94,8 +94,10 @@ class IndexSettings:
     """Of the machine that builds it."""
     bytes_per_item: float = _NAN
     """Memory of an item: its vector and its place in the index."""
+    payload_bytes_per_item: float = _NAN
+    """Of what is stored beside the vectors of an item, which a second collection copies."""
     dollars_per_gb_month: float = _NAN
-    """Of that memory, for 10^9 bytes and 30 days."""
+    """Of these bytes, for 10^9 of them and 30 days."""
 
 
 @dataclass(frozen=True)

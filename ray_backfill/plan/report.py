@@ -138,6 +138,7 @@ def as_json(folder: Path) -> dict[str, Any]:
         "sentence": facts["sentence"],
         "inequality": facts["inequality"],
         "answers": facts["answers"],
+        "first_items": facts["first_items"],
         "next": facts["next"],
         "metric": facts["metric"],
         "start": facts["start"],

@@ -20,7 +20,7 @@ from ray_backfill.core.stages import replaced_whole, write_json
 from ray_backfill.export.service import why_not
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.plan.assumptions import Assumptions, assume
-from ray_backfill.plan.evidence import Evidence, read_evidence
+from ray_backfill.plan.evidence import Evidence, first_items, read_evidence
 from ray_backfill.plan.fleet import POSITIVE, FleetSettings, read_fleet
 from ray_backfill.plan.options import NOTHING, SWITCH, Options, dominated, find_options, quantiles
 from ray_backfill.plan.report import write_plan_report
@@ -75,6 +75,7 @@ def plan_upgrade(
         "flips": [FlipRow(**asdict(flip) | {"verdict": flip.verdict.value}) for flip in flips],
         "what_if": [_what_if(evidence, assumed({name: value}), fleet, start, name, value) for name, value in changes],
     }
+    first = first_items(evidence, judged.choice.curve) if judged.choice and judged.choice.curve else []
     out = out or evidence.folder / "plan"
     facts = {
         "stage": "plan", "format": FORMAT, "version": __version__, "command": command,
@@ -82,8 +83,8 @@ def plan_upgrade(
         "decision": judged.verdict.decision.value, "chosen": judged.choice.name if judged.choice else "",
         "metric": evidence.metric, "old": evidence.old, "new": evidence.new, "step": list(evidence.step),
         "basis": evidence.basis, "start": start.isoformat(sep=" "), "slowest": options.backfill.slowest,
-        "answers": answers(evidence, known, fleet, start, options, judged, deadline),
-        "next": _commands(evidence, results, judged),
+        "answers": answers(evidence, known, fleet, start, options, judged, deadline, first),
+        "first_items": first, "next": _commands(evidence, results, judged),
     }  # fmt: skip
     with replaced_whole(
         out, (*(f"{name}.parquet" for name in TABLES), "manifest.json", "curves.png", "report.html", "plan.md")
@@ -109,7 +110,7 @@ def _option_rows(options: Options) -> list[OptionRow]:
 
 
 def _hour_rows(evidence: Evidence, options: Options) -> list[HourRow]:
-    """Of the switch, and of every merge."""
+    """Of a switch, and of every merge."""
     rows = []
     for choice in options.choices:
         if choice.policy == NOTHING or (choice.curve is None and choice.policy != SWITCH) or not len(options.hours):

@@ -1,6 +1,7 @@
 """What a plan says besides its verdict, one sentence for each question; each follows from the plan's own numbers."""
 
 import math
+from collections.abc import Sequence
 from datetime import datetime
 
 import numpy as np
@@ -10,7 +11,7 @@ from ray_backfill.plan.assumptions import Assumptions, Origin
 from ray_backfill.plan.capacity import Backfill
 from ray_backfill.plan.evidence import Evidence
 from ray_backfill.plan.fleet import FleetSettings
-from ray_backfill.plan.options import SWITCH, Options, quantiles
+from ray_backfill.plan.options import COLLECTION, SWITCH, Options, quantiles
 from ray_backfill.plan.verdict import Deadline, Judged
 from ray_backfill.plan.words import dollars, hours, spread
 
@@ -20,7 +21,7 @@ _MOST_OF_IT = 0.9
 
 def answers(
     evidence: Evidence, known: Assumptions, fleet: FleetSettings, start: datetime, options: Options, judged: Judged,
-    deadline: Deadline | None,
+    deadline: Deadline | None, first_items: Sequence[str] = (),
 ) -> dict[str, str]:  # fmt: skip
     """Question -> sentence, in the order of the page."""
     a = {name: quantity.value for name, quantity in known.items()}
@@ -41,6 +42,14 @@ def answers(
         unknown = [part for part, three in parts.items() if math.isnan(three[1])]
         said["What does a switch cost?"] = "; ".join(told or ["Nothing of it is known"]) + (
             f". Unknown: {listed(unknown, 'and')}, so there is no total." if unknown else "."
+        )
+        collection = options.of(COLLECTION)
+        copies, more = collection.memory_gb - switch.memory_gb, quantiles(collection.total - switch.total)[1]
+        price = f"{copies:,.1f} GB" + f" and {dollars(more)}" * (not math.isnan(more))
+        said["A field or a second collection?"] = (
+            "A second collection copies payloads, too"
+            + (", how many is unknown" if math.isnan(copies) else f": {price} more")
+            + "; its alias switches all clients at once, and the old collection is deleted at the end."
         )
     choice = judged.choice
     if choice is not None and choice.curve is not None:
@@ -76,7 +85,8 @@ def answers(
                 f"{percent_sign(curve.lost.first_day)} of queries lose their right first result on the first day, "
                 f"{percent_sign(curve.lost.worst)} at the worst moment{curve.lost.beside}."
             )
-        said["Which items first?"] = f"In the order {curve.order}; ray-backfill export writes it as order.csv."
+        named = f": {', '.join(first_items)}" if first_items else ""
+        said["Which items first?"] = f"In the order {curve.order}{named}; ray-backfill export writes it as order.csv."
         reached = quantiles(options.online.end)
         has_budget = fleet.budget.items < 1 or fleet.budget.dollars < math.inf
         if has_budget and options.online.is_known and reached[1] < 1 - 1e-9:
