@@ -54,9 +54,8 @@ class Backfill:
         return np.where(self.end < 1 - 1e-9, math.inf, self.finish)
 
 
-UNKNOWN = Backfill(
-    np.empty(0), np.empty((1, 0), np.float32), np.full(1, math.nan), np.full(1, math.nan), np.full(1, math.nan), ""
-)
+_NAN = np.full(1, math.nan)
+UNKNOWN = Backfill(np.empty(0), np.empty((1, 0), np.float32), _NAN, _NAN, _NAN, "")
 
 
 def run_backfill(
@@ -217,9 +216,8 @@ def _in_minutes(trace: Trace, number: float) -> Floats:
 
     A trace that never shows as many says when all of them are there, in proportion to its largest number.
     """
-    of_minute = trace.available[
-        (np.arange(0, len(trace.available) * trace.gap_s, 60.0) // trace.gap_s).astype(np.int64)
-    ]
+    seconds = np.arange(0, len(trace.available) * trace.gap_s, 60.0)
+    of_minute = trace.available[(seconds // trace.gap_s).astype(np.int64)]
     return np.minimum(of_minute, number) / min(number, trace.available.max())
 
 

@@ -85,9 +85,8 @@ class Options:
             return next(iter(merges), None)
 
         def won(choice: Choice) -> float:
-            return float(
-                np.nan_to_num(np.median(value_per_point_day * choice.point_days - choice.extra_dollars), nan=-math.inf)
-            )
+            net = np.median(value_per_point_day * choice.point_days - choice.extra_dollars)
+            return float(np.nan_to_num(net, nan=-math.inf))
 
         return max(merges, key=won, default=None)
 

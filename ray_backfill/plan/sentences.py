@@ -28,8 +28,7 @@ def answers(
     said: dict[str, str] = {}
     switch, backfill = options.of(SWITCH), options.backfill
     if backfill.is_known:
-        took = spread(*quantiles(backfill.finish))
-        build = a["index.build_hours"]
+        took, build = spread(*quantiles(backfill.finish)), a["index.build_hours"]
         of_index = f" The index takes {hours(build)} more." * (build > 0)
         if math.isnan(build):
             of_index = " The time to build the index is unknown, and not in these hours."
@@ -47,9 +46,9 @@ def answers(
         copies, more = collection.memory_gb - switch.memory_gb, quantiles(collection.total - switch.total)[1]
         price = f"{copies:,.1f} GB" + f" and {dollars(more)}" * (not math.isnan(more))
         said["A field or a second collection?"] = (
-            "A second collection copies payloads, too"
-            + (", how many is unknown" if math.isnan(copies) else f": {price} more")
-            + "; its alias switches all clients at once, and the old collection is deleted at the end."
+            "A second collection copies payloads, too, which takes "
+            f"{'unknown memory' if math.isnan(copies) else f'{price} more'}; its alias switches all clients at once, "
+            "and the old collection is deleted at the end. Of an added field each client names the new one."
         )
     choice = judged.choice
     if choice is not None and choice.curve is not None:
@@ -90,25 +89,23 @@ def answers(
         reached = quantiles(options.online.end)
         has_budget = fleet.budget.items < 1 or fleet.budget.dollars < math.inf
         if has_budget and options.online.is_known and reached[1] < 1 - 1e-9:
-            quality = tuple(float(np.interp(share, curve.t, curve.value)) for share in reached)
+            quality = float(np.interp(reached[1], curve.t, curve.value))
             ends = f" on {fleet.old_model_ends:%Y-%m-%d}" if fleet.old_model_ends else ""
             limit = f"until the old model ends{ends}" if curve.needs_old else "also without the old model"
             said["What does the budget buy?"] = (
                 f"The first {percent(reached[1], 0)} % of the items in the order {curve.order} "
                 f"({percent(reached[0], 0)} to {percent(reached[2], 0)} %), by which {evidence.metric} is "
-                f"{percent_sign(quality[1])}, {points(quality[1] - evidence.old)} above the old service. "
+                f"{percent_sign(quality)}, {points(quality - evidence.old)} above the old service. "
                 f"It may stay so {limit}."
             )
     if deadline is not None:
-        words = [
-            f"{percent(deadline.finishes, 0)} % of runs end before the old model does, on {deadline.ends:%Y-%m-%d}"
-        ]
+        in_time = percent(deadline.finishes, 0)
+        words = [f"{in_time} % of runs end before the old model does, on {deadline.ends:%Y-%m-%d}"]
         if deadline.latest:
             words.append(f"90 % still do with a start as late as {deadline.latest:%Y-%m-%d %H:%M}")
         if not math.isnan(deadline.workers):
-            words.append(
-                f"{count(deadline.workers)} of such workers {'are' if deadline.workers > 1 else 'is'} enough for 90 %"
-            )
+            verb = "are" if deadline.workers > 1 else "is"
+            words.append(f"{count(deadline.workers)} of such workers {verb} enough for 90 %")
         elif fleet.workers:
             words.append("32 times as many workers would not be enough for 90 %")
         free = sum(way.curve is not None and not way.needs_old for way in options.choices)
@@ -119,9 +116,8 @@ def answers(
     a_day = a["inserted_per_day"]
     cost = f"each day {count(a_day)} items arrive, which the old model has to embed before a return"
     nothing = "it costs nothing, because no items arrive that would need old vectors"
-    said["Until when can we go back?"] = (
-        f"As long as the old vectors are kept, in a second partition; {cost if a_day else nothing}."
-    )
+    kept = "As long as the old vectors are kept, in a second partition"
+    said["Until when can we go back?"] = f"{kept}; {cost if a_day else nothing}."
     missing = [name for name, quantity in known.items() if quantity.origin is Origin.UNKNOWN]
     said["What is unknown?"] = f"{listed(missing, 'and')}." if missing else "Nothing that this plan uses."
     return said

@@ -9,14 +9,14 @@ from typing import Annotated
 
 @dataclass(frozen=True)
 class AssumptionRow:
-    """A number that the plan rests on."""
+    """A number that the plan rests on. source: the file, the formula or the table."""
 
     name: str
     value: Annotated[float, "NaN: unknown"]
     unit: str
     origin: Annotated[str, "`measured`, `given`, `modelled`, `table` or `unknown`"]
     source: str
-    spread: Annotated[float, "relative standard deviation"]
+    spread: Annotated[float, "relative standard deviation"] = 0.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class FlipRow:
     unit: str
     today: float
     value: float
-    factor: float
+    factor: Annotated[float, "value / today"]
     verdict: str
 
 
