@@ -253,7 +253,6 @@ def pauses_of(fleet: FleetSettings) -> list[tuple[datetime, datetime]]:
 class Trace:
     """Available spot instances over time. available: (T,) counts, one for each ``gap_s`` seconds."""
 
-    name: str
     gap_s: float
     available: NDArray[np.float64]
 
@@ -266,7 +265,7 @@ def read_traces(path: Path) -> list[Trace]:
     for file in files:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            trace = Trace(file.stem, float(content["metadata"]["gap_seconds"]), np.array(content["data"], np.float64))
+            trace = Trace(float(content["metadata"]["gap_seconds"]), np.array(content["data"], np.float64))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{file} is no spot trace (metadata.gap_seconds and data): {error!r}") from error
         if not (0 < trace.gap_s < math.inf and trace.available.ndim == 1 and trace.available.max(initial=0) > 0):

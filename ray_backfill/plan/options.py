@@ -104,19 +104,18 @@ def quantiles(values: Floats) -> tuple[float, float, float]:
 
 
 def find_options(
-    evidence: Evidence, known: Assumptions, fleet: FleetSettings, start: datetime, runs: int = 1000, seed: int = 0,
-    spans: int = 500,
-) -> Options:  # fmt: skip
+    evidence: Evidence, known: Assumptions, fleet: FleetSettings, start: datetime, runs: int = 1000, spans: int = 500
+) -> Options:
     """Evaluate every way. Cost: two simulations, and for each way a few arrays of runs x 200."""
     a = {name: quantity.value for name, quantity in known.items()}
-    backfill = run_backfill(known, fleet, start, False, runs, seed, spans)
-    online = run_backfill(known, fleet, start, True, runs, seed, spans) if a["index.build_hours"] > 0 else backfill
+    backfill = run_backfill(known, fleet, start, False, runs, spans)
+    online = run_backfill(known, fleet, start, True, runs, spans) if a["index.build_hours"] > 0 else backfill
     switched = backfill.finish + np.nan_to_num(a["index.build_hours"])
     merged = np.maximum(online.finish, 0.0)
     ends = np.concatenate([switched, merged])
     last = float(np.quantile(ends[np.isfinite(ends)], 0.9)) if np.isfinite(ends).any() else math.nan
     hours = np.linspace(0.0, last, _MOMENTS) if last > 0 else np.empty(0)
-    z = np.random.default_rng(seed + 1).normal(size=len(switched))
+    z = np.random.default_rng(1).normal(size=len(switched))
     weights = _weights(fleet, start, hours)
     is_whole = (backfill.end >= 1 - 1e-9) if backfill.is_known else np.full(len(switched), False)
     step = evidence.step.value + z * (evidence.step.high - evidence.step.low) / _WIDTH

@@ -66,7 +66,8 @@ def answers(
         gained = (curve.value - evidence.old) >= _MOST_OF_IT * evidence.step.value
         last = int(np.flatnonzero(~gained)[-1]) + 1 if (~gained).any() else 0
         if last < len(curve.t):
-            when = f", after {spread(*_when(options.online, float(curve.t[last])))}" if options.online.is_known else ""
+            after = _when(options.online, float(curve.t[last])) if options.online.is_known else (math.nan,) * 3
+            when = f", after {spread(*after)}" if after[1] < math.inf else ", which is never reached" * (after[1] > 0)
             said["When is it nearly done?"] = (
                 f"{percent(_MOST_OF_IT, 0)} % of the upgrade's improvement is there from "
                 f"{percent(float(curve.t[last]), 0)} % backfilled on{when}."

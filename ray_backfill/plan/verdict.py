@@ -102,8 +102,9 @@ def judge(evidence: Evidence, known: Assumptions, options: Options) -> Judged:
         # Not a guess of what quality is worth: the value from which on merging wins.
         even = f"it is worth it if a point-day is worth more than {dollars(price / gain if gain > 0 else math.inf)}"
         even = "what it costs is unknown" if math.isnan(price) else even
+        ends = f"takes {hours(took)}" if took < math.inf else "never comes"
         shown = f"{hours(late)} in 90 % of runs > max_wait_hours {wait:g} h, and value_per_point_day is not given"
-        return Judged(Verdict.OPEN, f"Open: a switch takes {hours(took)}; {gains}, and {even}.", shown, best)
+        return Judged(Verdict.OPEN, f"Open: a switch {ends}; {gains}, and {even}.", shown, best)
     worst, net, most = quantiles(value * won - best.extra_dollars)
     if math.isnan(net):
         return Judged(Verdict.OPEN, f"Open: {gains}, and what it costs is unknown.", lacks, best)
@@ -120,9 +121,8 @@ def judge(evidence: Evidence, known: Assumptions, options: Options) -> Judged:
 
 
 def find_flips(
-    evidence: Evidence, assumed: Callable[[Mapping[str, float]], Assumptions], fleet: FleetSettings, start: datetime,
-    seed: int = 0,
-) -> list[FlipRow]:  # fmt: skip
+    evidence: Evidence, assumed: Callable[[Mapping[str, float]], Assumptions], fleet: FleetSettings, start: datetime
+) -> list[FlipRow]:
     """For each assumption the nearest value at which the verdict changes, the nearest first, up to a factor of 100.
 
     assumed: makes the assumptions with other values of some. Cost: some 20 plans of 100 runs for each assumption.
@@ -130,7 +130,7 @@ def find_flips(
 
     def verdict_at(name: str, factor: float) -> Verdict:
         changed = assumed({name: known[name].value * factor})
-        return judge(evidence, changed, find_options(evidence, changed, fleet, start, _RUNS, seed, _SPANS)).verdict
+        return judge(evidence, changed, find_options(evidence, changed, fleet, start, _RUNS, _SPANS)).verdict
 
     def searched(name: str) -> Iterator[FlipRow]:
         for direction in (1, -1):
@@ -153,7 +153,7 @@ def find_flips(
                 inside = factor
 
     known = assumed({})
-    today = judge(evidence, known, find_options(evidence, known, fleet, start, _RUNS, seed, _SPANS)).verdict
+    today = judge(evidence, known, find_options(evidence, known, fleet, start, _RUNS, _SPANS)).verdict
     names = [name for name, quantity in known.items() if math.isfinite(quantity.value) and quantity.value]
     flips = [flip for name in track(names, "find what changes the verdict", "assumptions") for flip in searched(name)]
     return sorted(flips, key=lambda flip: abs(math.log(flip.factor)))
@@ -171,9 +171,7 @@ class Deadline:
     workers: float
 
 
-def find_deadline(
-    known: Assumptions, fleet: FleetSettings, start: datetime, build_hours: float, seed: int = 0
-) -> Deadline | None:
+def find_deadline(known: Assumptions, fleet: FleetSettings, start: datetime, build_hours: float) -> Deadline | None:
     """Whether a backfill is finished before the old model ends, and what would do it; None without an end or hours."""
     if (ends := fleet.old_model_ends) is None:
         return None
@@ -181,7 +179,7 @@ def find_deadline(
     def in_time(begin: datetime, factor: float = 1.0) -> float:
         names = [f"{group.name}.number" for group in fleet.workers]
         more = {name: replace(known[name], value=known[name].value * factor) for name in names}
-        whole = run_backfill(known | more, fleet, begin, False, _RUNS, seed, _SPANS).whole
+        whole = run_backfill(known | more, fleet, begin, False, _RUNS, _SPANS).whole
         finish = whole + np.nan_to_num(build_hours)
         share = float(np.mean(finish <= (ends - begin).total_seconds() / 3600))
         return math.nan if np.isnan(finish).any() else share

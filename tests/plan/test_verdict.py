@@ -173,7 +173,12 @@ def test_part_of_the_items_is_no_switch() -> None:
     known = assumed(part)
     options = find_options(evidence(), known, part, START, 5, spans=100)
     assert np.isinf(options.of(SWITCH).finish).all()
-    assert judge(evidence(), known, options).verdict is not Verdict.SWITCH
+    said = judge(evidence(), known, options)
+    assert said.verdict is not Verdict.SWITCH
+    told = answers(evidence(), known, part, START, options, said, None)
+    assert "never comes" in said.sentence
+    assert "never" in told["When is it nearly done?"]
+    assert "after" not in told["When is it nearly done?"]
     deadline = find_deadline(known, part, START, 0)
     assert deadline is not None
     assert deadline.finishes == 0
