@@ -117,7 +117,7 @@ def read_fleet(file: Path) -> FleetSettings:
     """Read and check fleet.yaml. Paths in it are relative to its folder.
 
     Raises:
-        InputError: The file cannot be read, has an unknown key, or a value is impossible.
+        InputError: The file cannot be read, has an unknown key, a value is impossible, or values contradict each other.
     """
     import yaml
 
@@ -131,12 +131,6 @@ def read_fleet(file: Path) -> FleetSettings:
         why = getattr(error, "problem", None) or getattr(error, "reason", None) or error
         raise InputError(f"{file}{at} is not YAML: {why}") from error
     fleet: FleetSettings = _read(FleetSettings, {} if content is None else content, "", file)
-    check_fleet(fleet)
-    return fleet
-
-
-def check_fleet(fleet: FleetSettings) -> None:
-    """Raises InputError where values contradict each other."""
     names = [group.name for group in fleet.workers]
     if len({*names}) < len(names):
         raise InputError(f"two groups of workers are called {max(names, key=names.count)}; give each its own name")
@@ -153,6 +147,7 @@ def check_fleet(fleet: FleetSettings) -> None:
         raise unknown_name("day", unknown[0], _DAYS)
     open_minutes(fleet)
     pauses_of(fleet)
+    return fleet
 
 
 def _read(kind: Any, content: Any, where: str, file: Path) -> Any:

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pandas as pd
 import pytest
@@ -26,6 +27,7 @@ from ray_backfill.plan.run import plan_upgrade
 from ray_backfill.plan.verdict import judge
 from tests.compare.folder import labelled
 from tests.plan.made import assumed, changed, curve, evidence
+from tests.test_structure import ROOT
 
 START = datetime(2026, 12, 1)
 FLEET = """
@@ -146,6 +148,11 @@ def test_quantiles_are_in_order(run: Path) -> None:
     # Twice the workers: half of the time, but for the index.
     few, many = plan["what_if"]["hours"] - 36
     assert many == pytest.approx(few / 2)
+
+
+def test_the_document_for_programs_has_its_schema(sure: Path) -> None:
+    schema = json.loads((ROOT / "docs" / "schema" / "plan.json").read_text(encoding="utf-8"))
+    jsonschema.validate(json.loads(json.dumps(as_json(sure), allow_nan=False)), schema)
 
 
 def test_the_first_items_are_named_where_the_embeddings_are(
