@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from datetime import date, datetime, time
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -60,16 +60,11 @@ def _value(hint: Any, value: Any, where: str, file: Path, positive: Collection[s
     if is_dataclass(kind):
         return _read(kind, value, where, file, positive)
     if kind is datetime:
-        if isinstance(value, str):
-            try:
-                value = datetime.fromisoformat(value)
-            except ValueError:
-                raise InputError(f"{file}: {where} is a date such as 2026-12-01 08:00, not {value!r}") from None
-        if isinstance(value, date) and not isinstance(value, datetime):
-            value = datetime.combine(value, time())
-        if not isinstance(value, datetime) or value.tzinfo:
-            raise InputError(f"{file}: {where} is a local time without a zone such as 2026-12-01 08:00, not {value!r}")
-        return value
+        try:
+            return local_time(str(value))
+        except ValueError:
+            wants = "a date such as 2026-12-01 08:00, as a local time without a zone"
+            raise InputError(f"{file}: {where} is {wants}, not {value!r}") from None
     if kind is Path:
         path = file.parent / str(value)
         if not path.exists():
@@ -77,17 +72,32 @@ def _value(hint: Any, value: Any, where: str, file: Path, positive: Collection[s
         return path
     if kind in (int, float):
         try:
-            number = float(str(value).replace("_", "")) if not isinstance(value, bool) else math.nan
-        except ValueError:
-            number = math.nan
-        is_positive = where.split(".")[-1] in positive
-        if not (number > 0 if is_positive else number >= 0) or math.isinf(number):
-            least = "greater than 0" if is_positive else "0 or more"
-            raise InputError(f"{file}: {where} must be a number {least}, not {value!r}")
-        if kind is int and number != int(number):
-            raise InputError(f"{file}: {where} must be a whole number, not {value!r}")
+            number = as_number(value, where.split(".")[-1] in positive)
+            if kind is int and number != int(number):
+                raise ValueError("a whole number")
+        except ValueError as error:
+            raise InputError(f"{file}: {where} must be {error}, not {value!r}") from None
         return kind(number)
     if not isinstance(value, kind):
         words = {str: "a text", bool: "true or false"}
         raise InputError(f"{file}: {where} must be {words[kind]}, not {value!r}")
     return value
+
+
+def local_time(text: str) -> datetime:
+    """The time of a text or of a YAML date. Raises ValueError if it is none, or has a zone."""
+    moment = datetime.fromisoformat(text.strip())
+    if moment.tzinfo:
+        raise ValueError("a zone")
+    return moment
+
+
+def as_number(value: Any, is_positive: bool) -> float:
+    """A finite number from 0 on, or above it. Raises ValueError, which says what number it must be."""
+    try:
+        number = float(str(value).replace("_", "")) if not isinstance(value, bool) else math.nan
+    except ValueError:
+        number = math.nan
+    if not (number > 0 if is_positive else number >= 0) or math.isinf(number):
+        raise ValueError(f"a number {'greater than 0' if is_positive else '0 or more'}")
+    return number

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ray_backfill.compare.report.verdict import plan_command
 from ray_backfill.compare.selection import of_metrics
 from ray_backfill.compare.tables import NEW, OLD
-from ray_backfill.core.outcome import Decision, json_value
+from ray_backfill.core.outcome import Decision, as_typed, json_value
 from ray_backfill.core.schema import frame, read_manifest, read_table, rows_of
 from ray_backfill.forecast.settings import few_in_words
 from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
@@ -75,8 +76,11 @@ class ForecastResults:
         """The curves as a tidy table: method, order, metric, t, value, low, high; shares."""
         return frame(ForecastPoint, self.points)
 
-    def show(self) -> None:
-        """Print the table that the command prints: one row for each method and order, and what limits the forecast."""
+    def show(self, folder: Path | None = None) -> None:
+        """Print the table that the command prints: one row for each method and order, and what limits the forecast.
+
+        folder: of the forecast, to name the command that plans the upgrade.
+        """
         from rich.table import Table
         from rich.text import Text
 
@@ -99,6 +103,8 @@ class ForecastResults:
             notes.append(Text(f"Left out: {', '.join(left_out)} ({report} says why)."))
         if command := next_command(self):
             notes.append(Text(f"to halve the interval of the first row: {command}", "bold"))
+        if folder is not None and decide(self) is not Decision.STOP:
+            notes.append(Text(f"to plan it: {as_typed(plan_command(folder))}", "bold"))
         notes.append(Text(COLUMNS, "dim"))
         show(None, table, notes, 2, f"{report} or {'summary.parquet' if self.is_kept else '.summary'}", before)
 
@@ -168,7 +174,7 @@ def write_forecast_report(folder: Path) -> None:
 
 def print_forecast(folder: Path) -> None:
     """Print one row per method and order, and what decides the width of the intervals."""
-    read_forecast(folder).show()
+    read_forecast(folder).show(folder)
 
 
 def cells(row: ForecastRow) -> list[str]:

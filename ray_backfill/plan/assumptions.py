@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import date
-from enum import Enum
+from enum import StrEnum
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.identity import short_name
@@ -12,9 +11,10 @@ from ray_backfill.plan.evidence import Evidence
 from ray_backfill.plan.fleet import FleetSettings, ProviderSettings, traffic_of
 from ray_backfill.plan.prices import find_price
 from ray_backfill.plan.rates import Rates, build_seconds, read_rates
+from ray_backfill.plan.tables import AssumptionRow
 
 
-class Origin(Enum):
+class Origin(StrEnum):
     """Where a number comes from."""
 
     MEASURED = "measured"
@@ -24,24 +24,7 @@ class Origin(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """A number of a plan. spread: its relative standard deviation. source: the file, the formula or the table."""
-
-    name: str
-    value: float
-    unit: str
-    origin: Origin
-    source: str
-    spread: float = 0.0
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there is a number."""
-        return not math.isnan(self.value)
-
-
-Assumptions = dict[str, Quantity]
+Assumptions = dict[str, AssumptionRow]
 
 
 def assume(
@@ -52,75 +35,69 @@ def assume(
     Raises:
         InputError: rates.json was measured with another model, or the provider's model is in no table.
     """
-    known = {name: Quantity(name, value, "", Origin.GIVEN, "changed") for name, value in (changed or {}).items()}
+    known = {name: AssumptionRow(name, value, "", Origin.GIVEN, "changed") for name, value in (changed or {}).items()}
     rates, index, traffic = _rates_of(evidence, fleet), fleet.index, fleet.traffic
     pace, dims = rates.pace if rates else None, evidence.dims or (rates.dimensions if rates else 0)
-    if math.isnan(fleet.items):
-        _put(known, "items", evidence.items, "items", "gallery of the results", Origin.MEASURED)
-    else:
-        _put(known, "items", fleet.items, "items")
-    _put(known, "inserted_per_day", fleet.inserted_per_day, "items per day")
+    _put(known, "items", "items", fleet.items, evidence.items, "gallery of the results", Origin.MEASURED)
+    _put(known, "inserted_per_day", "items per day", fleet.inserted_per_day)
     for group in fleet.workers:
-        _put(known, f"{group.name}.number", group.number, "workers")
-        name, unit, spread = f"{group.name}.items_per_s", "items per s and worker", group.uncertainty
+        _put(known, f"{group.name}.number", "workers", group.number)
+        rate, source, spread = math.nan, "", group.uncertainty
         if rates and pace and math.isnan(group.items_per_s):
             slowest = f"; alone, {rates.slowest.stage} is the slowest" if rates.slowest else ""
-            source = f"rates.json: {pace.stage}{slowest}"
+            rate, source = pace.items_per_s, f"rates.json: {pace.stage}{slowest}"
             spread = pace.spread if math.isnan(spread) else spread
-            _put(known, name, pace.items_per_s, unit, source, Origin.MEASURED, spread)
-        else:
-            _put(known, name, group.items_per_s, unit, spread=spread)
-        _put(known, f"{group.name}.dollars_per_hour", group.dollars_per_hour, "$ per h and worker")
+        name, unit = f"{group.name}.items_per_s", "items per s and worker"
+        _put(known, name, unit, group.items_per_s, rate, source, Origin.MEASURED, spread)
+        _put(known, f"{group.name}.dollars_per_hour", "$ per h and worker", group.dollars_per_hour)
     if fleet.provider:
         _add_provider(known, fleet.provider, rates, today)
-    _put(known, "share", fleet.share, "share of the time")
-    _put(known, "limit_items_per_s", fleet.limit_items_per_s, "items per s")
-    if rates and index.kind and math.isnan(index.build_hours):
-        middle_s = build_seconds(rates.builds, index.kind, dims, round(known["items"].value))[1]
+    _put(known, "share", "share of the time", fleet.share)
+    _put(known, "limit_items_per_s", "items per s", fleet.limit_items_per_s)
+    build_s, source = math.nan, ""
+    if rates and index.kind:
+        build_s = build_seconds(rates.builds, index.kind, dims, round(known["items"].value))[1]
         source = f"rates.json: {index.kind}, extrapolated by a power law"
-        _put(known, "index.build_hours", middle_s / 3600, "h", source, Origin.MODELLED)
-    else:
-        _put(known, "index.build_hours", index.build_hours, "h")
-    _put(known, "index.dollars_per_hour", index.dollars_per_hour, "$ per h")
-    if dims and math.isnan(index.bytes_per_item):
-        source = f"{dims} dimensions of 4 bytes, without links of a graph"
-        _put(known, "index.bytes_per_item", 4.0 * dims, "bytes", source, Origin.MODELLED)
-    else:
-        _put(known, "index.bytes_per_item", index.bytes_per_item, "bytes")
-    _put(known, "index.dollars_per_gb_month", index.dollars_per_gb_month, "$ per GB and month")
-    if traffic.log and math.isnan(traffic.queries_per_day):
-        per_day = traffic_of(traffic.log)[1]
-        _put(known, "traffic.queries_per_day", per_day, "queries per day", traffic.log.name, Origin.MEASURED)
-    else:
-        _put(known, "traffic.queries_per_day", traffic.queries_per_day, "queries per day")
-    name, unit = "query.dollars_per_million", "$ per million queries"
-    if "provider.tokens_per_query" in known and math.isnan(traffic.dollars_per_million_queries):
+    _put(known, "index.build_hours", "h", index.build_hours, build_s / 3600, source)
+    _put(known, "index.dollars_per_hour", "$ per h", index.dollars_per_hour)
+    source = f"{dims} dimensions of 4 bytes, without links of a graph" if dims else ""
+    _put(known, "index.bytes_per_item", "bytes", index.bytes_per_item, 4.0 * dims or math.nan, source)
+    _put(known, "index.payload_bytes_per_item", "bytes", index.payload_bytes_per_item)
+    _put(known, "index.dollars_per_gb_month", "$ per GB and month", index.dollars_per_gb_month)
+    per_day, source = (traffic_of(traffic.log)[1], traffic.log.name) if traffic.log else (math.nan, "")
+    _put(known, "traffic.queries_per_day", "queries per day", traffic.queries_per_day, per_day, source, Origin.MEASURED)
+    dollars, source = math.nan, ""
+    if "provider.tokens_per_query" in known:
         dollars = known["provider.tokens_per_query"].value * known["provider.dollars_per_million_tokens"].value
-        _put(known, name, dollars, unit, "tokens of a query x price", Origin.MODELLED)
-    elif fleet.workers and math.isnan(traffic.dollars_per_million_queries):
+        source = "tokens of a query x price"
+    elif fleet.workers:
         first = fleet.workers[0].name
         dollars = 1e6 * known[f"{first}.dollars_per_hour"].value / 3600 / known[f"{first}.items_per_s"].value
-        _put(known, name, dollars, unit, f"a query costs what an item costs on {first}", Origin.MODELLED)
-    else:
-        _put(known, name, traffic.dollars_per_million_queries, unit)
+        source = f"a query costs what an item costs on {first}"
+    per_million = traffic.dollars_per_million_queries
+    _put(known, "query.dollars_per_million", "$ per million queries", per_million, dollars, source)
     moved = [stage.items_per_s for stage in rates.stages if stage.stage in ("read", "write")] if rates else []
     rate, source = (min(moved), "rates.json: one worker reads and writes every vector") if moved else (math.nan, "")
-    _put(known, "prepare.hours", known["items"].value / rate / 3600, "h", source, Origin.MODELLED)
-    _put(known, "value_per_point_day", fleet.value_per_point_day, "$ per point and day")
-    _put(known, "setup_dollars", fleet.setup_dollars, "$")
-    _put(known, "max_wait_hours", fleet.max_wait_hours, "h")
+    _put(known, "prepare.hours", "h", math.nan, known["items"].value / rate / 3600, source)
+    _put(known, "value_per_point_day", "$ per point and day", fleet.value_per_point_day)
+    _put(known, "setup_dollars", "$", fleet.setup_dollars)
+    _put(known, "max_wait_hours", "h", fleet.max_wait_hours)
     return known
 
 
 def _put(
-    known: Assumptions, name: str, value: float, unit: str, source: str = "fleet.yaml", origin: Origin = Origin.GIVEN,
-    spread: float = 0.0,
+    known: Assumptions, name: str, unit: str, given: float, other: float = math.nan, source: str = "",
+    origin: Origin = Origin.MODELLED, spread: float = math.nan,
 ) -> None:  # fmt: skip
+    """Add the number that is given, otherwise the other one, which has this source and origin."""
+    given_by = "fleet.yaml"
     if name in known:  # a changed one
-        value, origin, source = known[name].value, known[name].origin, known[name].source
-    if math.isnan(value):
-        origin, source = Origin.UNKNOWN, "neither given nor measured" if source in ("", "fleet.yaml") else source
-    known[name] = Quantity(name, float(value), unit, origin, source, 0.0 if math.isnan(spread) else spread)
+        given, given_by = known[name].value, known[name].source
+    if not math.isnan(given):
+        other, origin, source = given, Origin.GIVEN, given_by
+    elif math.isnan(other):
+        origin, source = Origin.UNKNOWN, source or "neither given nor measured"
+    known[name] = AssumptionRow(name, float(other), unit, origin, source, 0.0 if math.isnan(spread) else spread)
 
 
 def _rates_of(evidence: Evidence, fleet: FleetSettings) -> Rates | None:
@@ -128,38 +105,28 @@ def _rates_of(evidence: Evidence, fleet: FleetSettings) -> Rates | None:
         return None
     rates = read_rates(fleet.rates)
     measured = short_name(rates.identity) if rates.identity else ""
-    if evidence.model and measured and evidence.model != measured:
-        raise InputError(
-            f"{fleet.rates} was measured with {measured}, and the new model of {evidence.folder} is {evidence.model}; "
-            "measure that one"
-        )
-    if evidence.dims and rates.dimensions and evidence.dims != rates.dimensions:
-        raise InputError(
-            f"{fleet.rates} was measured with a model of {rates.dimensions} dimensions, and the new model of "
-            f"{evidence.folder} has {evidence.dims}; measure that one"
-        )
+    sizes = (f"a model of {size} dimensions" if size else "" for size in (rates.dimensions, evidence.dims))
+    for by, new in ((measured, evidence.model), tuple(sizes)):
+        if by and new and by != new:
+            of_results = f"the new model of {evidence.folder} is {new}"
+            raise InputError(f"{fleet.rates} was measured with {by}, and {of_results}; measure that one")
     return rates
 
 
 def _add_provider(known: Assumptions, provider: ProviderSettings, rates: Rates | None, today: date) -> None:
     """Items per second and dollars per item of a provider, from its limits, its price and the tokens of an item."""
-    tokens, price, name = provider.tokens_per_item, provider.dollars_per_million_tokens, "provider.tokens_per_item"
-    if rates and math.isnan(tokens):
-        tokens = rates.tokens_per_item
-        _put(known, name, tokens, "tokens", "rates.json", Origin.MEASURED)
-    else:
-        _put(known, name, tokens, "tokens")
-    name = "provider.dollars_per_million_tokens"
-    if math.isnan(price):
+    measured, source = (rates.tokens_per_item, "rates.json") if rates else (math.nan, "")
+    _put(known, "provider.tokens_per_item", "tokens", provider.tokens_per_item, measured, source, Origin.MEASURED)
+    price, source = math.nan, ""
+    if math.isnan(provider.dollars_per_million_tokens):
         row = find_price(provider.model, today)
         price = row.dollars_per_million_tokens * (1 - (row.batch_discount if provider.batch else 0.0))
         source = f"{row.provider}, {row.date}: {row.source}"
         source = f"{source}; it states no discount of batches" if math.isnan(price) else source
         if row.is_old:
             price, source = math.nan, f"the table's price is older than 180 days, see {row.source}"
-        _put(known, name, price, "$", source, Origin.TABLE)
-    else:
-        _put(known, name, price, "$")
+    name, given = "provider.dollars_per_million_tokens", provider.dollars_per_million_tokens
+    _put(known, name, "$", given, price, source, Origin.TABLE)
     tokens = known["provider.tokens_per_item"].value
     per_s = min(
         provider.tokens_per_minute / 60 / tokens,
@@ -167,6 +134,6 @@ def _add_provider(known: Assumptions, provider: ProviderSettings, rates: Rates |
         provider.requests_per_minute / 60 * provider.items_per_request,
     )
     source = "the lowest limit of the account" if per_s < math.inf else "give a limit of the account: tokens_per_minute"
-    _put(known, "provider.items_per_s", per_s if per_s < math.inf else math.nan, "items per s", source, Origin.MODELLED)
+    _put(known, "provider.items_per_s", "items per s", math.nan, per_s if per_s < math.inf else math.nan, source)
     if not math.isnan(provider.tokens_per_query):
-        _put(known, "provider.tokens_per_query", provider.tokens_per_query, "tokens")
+        _put(known, "provider.tokens_per_query", "tokens", provider.tokens_per_query)

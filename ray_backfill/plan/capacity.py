@@ -54,16 +54,14 @@ class Backfill:
         return np.where(self.end < 1 - 1e-9, math.inf, self.finish)
 
 
-UNKNOWN = Backfill(
-    np.empty(0), np.empty((1, 0), np.float32), np.full(1, math.nan), np.full(1, math.nan), np.full(1, math.nan), ""
-)
+_NAN = np.full(1, math.nan)
+UNKNOWN = Backfill(np.empty(0), np.empty((1, 0), np.float32), _NAN, _NAN, _NAN, "")
 
 
 def run_backfill(
-    known: Assumptions, fleet: FleetSettings, start: datetime, with_index: bool, runs: int = 1000, seed: int = 0,
-    spans: int = 500,
-) -> Backfill:  # fmt: skip
-    """Run a backfill many times.
+    known: Assumptions, fleet: FleetSettings, start: datetime, with_index: bool, runs: int = 1000, spans: int = 500
+) -> Backfill:
+    """Run a backfill many times; every call draws the same random numbers.
 
     with_index: whether items are inserted into a searched index as they are embedded, which may limit it. Time and
     dollars are NaN if a rate is unknown; dollars alone if a price is. spans: that an undisturbed backfill takes; a span
@@ -71,14 +69,11 @@ def run_backfill(
     """
     a: Mapping[str, float] = {name: quantity.value for name, quantity in known.items()}
     items, inserted_per_h = a["items"], a["inserted_per_day"] / 24
-    rng, groups = np.random.default_rng(seed), fleet.workers
-    rates, prices, numbers, price_per_item = [], [], [], 0.0
-    for group in groups:
-        spread = known[f"{group.name}.items_per_s"].spread
-        # Lognormal, so that no rate is negative, with the rate as its median.
-        rates.append(a[f"{group.name}.items_per_s"] * np.exp(math.sqrt(math.log1p(spread**2)) * rng.normal(size=runs)))
-        numbers.append(a[f"{group.name}.number"])
-        prices.append(a[f"{group.name}.dollars_per_hour"])
+    rng, groups, price_per_item = np.random.default_rng(0), [group.name for group in fleet.workers], 0.0
+    numbers, prices = ([a[f"{group}.{name}"] for group in groups] for name in ("number", "dollars_per_hour"))
+    # Lognormal, so that no rate is negative, with the rate as its median.
+    rows = [known[f"{group}.items_per_s"] for group in groups]
+    rates = [row.value * np.exp(math.sqrt(math.log1p(row.spread**2)) * rng.normal(size=runs)) for row in rows]
     of_provider = a.get("provider.items_per_s", math.nan)
     if fleet.provider:
         price_per_item = a["provider.tokens_per_item"] * a["provider.dollars_per_million_tokens"] / 1e6
@@ -217,9 +212,8 @@ def _in_minutes(trace: Trace, number: float) -> Floats:
 
     A trace that never shows as many says when all of them are there, in proportion to its largest number.
     """
-    of_minute = trace.available[
-        (np.arange(0, len(trace.available) * trace.gap_s, 60.0) // trace.gap_s).astype(np.int64)
-    ]
+    seconds = np.arange(0, len(trace.available) * trace.gap_s, 60.0)
+    of_minute = trace.available[(seconds // trace.gap_s).astype(np.int64)]
     return np.minimum(of_minute, number) / min(number, trace.available.max())
 
 

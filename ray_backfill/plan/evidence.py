@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_backfill.compare.reopen import method_called, reopened
 from ray_backfill.compare.report import AGAIN, read_data
 from ray_backfill.compare.report.verdict import Lost, basis, decide, lost, queries, upgrade
-from ray_backfill.compare.results import ResultsData, Row
+from ray_backfill.compare.results import ResultsData, Row, Variant
 from ray_backfill.compare.selection import is_retention
 from ray_backfill.compare.tables import NEW, NEW_EMBEDDINGS, OLD
 from ray_backfill.core.errors import InputError
@@ -22,15 +23,16 @@ from ray_backfill.page import Difference
 from ray_backfill.recipes import NO_ROOT, all_recipes, load_recipe
 
 Floats = NDArray[np.float64]
+_FIRST = 10
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
     """How good the service is with a method while the share t of the gallery is backfilled.
 
-    t, value, low, high: (P,) shares, with 95 % intervals. lead: the average minus the old service, paired.
+    t, value: (P,) shares. lead: the average minus the old service, paired, with its 95 % interval.
     needs_old: whether queries need the old model until the end. maps_items: whether stored vectors are mapped first.
-    per_query: (P,) items that the new model embeds for a query, of a cascade. start, end: M_0 minus old, M_1 minus new.
+    per_query: (P,) items that the new model embeds for a query, of a cascade.
     from_share: from which share on the service is not worse than the old one, with its limits.
     """
 
@@ -40,11 +42,7 @@ class Curve:
     merge: str
     t: Floats
     value: Floats
-    low: Floats
-    high: Floats
     lead: Difference
-    start: Difference
-    end: Difference
     from_share: tuple[float, float, float]
     needs_old: bool
     maps_items: bool
@@ -82,7 +80,6 @@ class Evidence:
     more: str
     enough: int
     folder: Path
-    command: str
     dims: int = 0
     model: str = ""
 
@@ -105,6 +102,22 @@ def read_evidence(folder: Path) -> Evidence:
     return _of_results(read_data(folder), folder)
 
 
+def first_items(evidence: Evidence, curve: Curve) -> list[str]:
+    """The ids of the first ten items of a merge's order, which is made again from the embeddings of ``simulate``.
+
+    None where these are gone, and of a forecast. Cost: the embeddings are read, for some orders mapped.
+    """
+    results = evidence.folder if evidence.folder.name == "results" else evidence.folder / "results"
+    if not (results / "manifest.json").exists():
+        return []
+    try:
+        comparison = reopened(read_data(results), results, Variant(curve.order, curve.merge))
+        (order_N,) = comparison.orders_of(method_called(comparison, curve.method)).values()
+    except (InputError, ImportError):
+        return []
+    return comparison.folder.gallery.id[order_N[:_FIRST]].astype(str).tolist()
+
+
 def _of_recipe(folder: Path) -> Evidence:
     from ray_backfill.recipes.run.plan import count_images
 
@@ -112,7 +125,7 @@ def _of_recipe(folder: Path) -> Evidence:
     nothing = Difference(math.nan, math.nan, math.nan)
     said = f"The gallery of the recipe {folder.name}: {counts.gallery:,} images, {counts.origin}."
     return Evidence(
-        "", math.nan, math.nan, nothing, Decision.OPEN, (), counts.gallery, said, "", 0, Path("runs") / folder.name, ""
+        "", math.nan, math.nan, nothing, Decision.OPEN, (), counts.gallery, said, "", 0, Path("runs") / folder.name
     )
 
 
@@ -133,21 +146,10 @@ def _of_results(results: ResultsData, folder: Path) -> Evidence:
         if not (row.is_bound or row.is_reference or math.isnan(row.auc)):
             best.setdefault((row.method, row.order), row)
     return Evidence(
-        metric=results.primary,
-        old=old.auc,
-        new=new.auc,
-        step=step,
-        decision=decide(results),
-        curves=tuple(_of_row(results, row, old) for row in best.values()),
-        items=int(data["gallery_items"]),
-        basis=basis(results),
-        more="queries",
-        enough=queries(results),
-        folder=folder,
-        command=results.manifest.command,
-        dims=int(data.get("new_dim", 0)),
-        model=str(data.get("models", {}).get("new", "")),
-    )
+        results.primary, old.auc, new.auc, step, decide(results),
+        tuple(_of_row(results, row, old) for row in best.values()), int(data["gallery_items"]), basis(results),
+        "queries", queries(results), folder, int(data.get("new_dim", 0)), str(data.get("models", {}).get("new", "")),
+    )  # fmt: skip
 
 
 def _of_row(results: ResultsData, row: Row, old: Row) -> Curve:
@@ -156,9 +158,7 @@ def _of_row(results: ResultsData, row: Row, old: Row) -> Curve:
     per_query = np.zeros(len(line.t)) if trace is None else np.interp(line.t, trace.t, trace.value)
     lead = results.difference(row, old, at_once=True) or Difference(row.auc - old.auc, math.nan, math.nan)
     return Curve(
-        row.method, row.title, row.order, row.merge, *line, lead,
-        Difference(row.start_vs_old, row.start_vs_old_low, row.start_vs_old_high),
-        Difference(row.end_vs_new, row.end_vs_new_low, row.end_vs_new_high),
+        row.method, row.title, row.order, row.merge, line.t, line.value, lead,
         (row.passes_old_at, row.passes_old_at_low, row.passes_old_at_high),
         *_needs(row.method, row.merge), per_query, lost(results, row),
     )  # fmt: skip
@@ -178,39 +178,21 @@ def _of_forecast(forecast: ForecastResults, folder: Path) -> Evidence:
     for order in forecast.orders:
         for row in forecast.of(metric, order):
             line = [point for point in forecast.points if (point.method, point.order) == (row.method, order)]
-            t, of_value, of_low, of_high = (
-                np.array([getattr(point, name) for point in line if point.metric == metric])
-                for name in ("t", "value", "low", "high")
-            )
-            above = np.flatnonzero(of_value < old - facts["evaluation"]["margin"])
-            since = (
-                float(t[above[-1] + 1])
-                if len(above) and above[-1] + 1 < len(t)
-                else 0.0
-                if not len(above)
-                else math.nan
-            )
+            line = [point for point in line if point.metric == metric]
+            t, of_value = np.array([(point.t, point.value) for point in line]).T
+            below = np.flatnonzero(of_value < old - facts["evaluation"]["margin"])
+            first = below[-1] + 1 if len(below) else 0
+            since = float(t[first]) if first < len(t) else math.nan
             curves.append(
                 Curve(
-                    row.method, row.title, order, row.merge, t, of_value, of_low, of_high,
+                    row.method, row.title, order, row.merge, t, of_value,
                     Difference(row.auc - old, row.auc_low - old, row.auc_high - old),
-                    Difference(row.start - old, row.start - old, row.start - old),
-                    Difference(row.end_vs_new, row.end_vs_new_low, row.end_vs_new_high),
                     (since, math.nan, math.nan), *_needs(row.method, row.merge), np.zeros(len(t)),
                 )
             )  # fmt: skip
+    best_first = tuple(sorted(curves, key=lambda curve: -curve.lead.value))
     return Evidence(
-        metric=metric,
-        old=old,
-        new=value,
-        step=Difference(value - old, low - old, high - old),
-        decision=decide_forecast(forecast),
-        curves=tuple(sorted(curves, key=lambda curve: -curve.lead.value)),
-        items=int(facts["items"]),
-        basis=f"{heading(forecast)}.",
-        more="sampled items",
-        enough=int(facts["known"]),
-        folder=folder,
-        command=facts["command"],
+        metric, old, value, Difference(value - old, low - old, high - old), decide_forecast(forecast), best_first,
+        int(facts["items"]), f"{heading(forecast)}.", "sampled items", int(facts["known"]), folder,
         model=str(facts.get("data", {}).get("models", {}).get("new", "")),
-    )
+    )  # fmt: skip

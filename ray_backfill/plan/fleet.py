@@ -10,60 +10,47 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError, unknown_name
-from ray_backfill.core.yamls import read_yaml
+from ray_backfill.core.yamls import as_number, local_time, read_yaml
 
 _NAN = math.nan
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 # Numbers that must be greater than 0; all others must not be negative.
-POSITIVE = {
-    *("items", "number", "items_per_s", "limit_items_per_s", "tokens_per_item", "characters_per_item", "share"),
+_POSITIVE = {
+    *("items", "number", "items_per_s", "limit_items_per_s", "tokens_per_item", "share"),
     *("tokens_per_minute", "requests_per_minute", "items_per_request", "max_wait_hours", "tokens_per_day"),
 }
 
 
 @dataclass(frozen=True)
 class WorkersSettings:
-    """Workers of one kind that embed side by side."""
+    """Workers of one kind that embed side by side. spot: a file of spot instances, or a folder of files."""
 
     number: float
-    """How many."""
     name: str = "workers"
-    """What to call them."""
-    items_per_s: float = _NAN
-    """Items per second of one worker; by default that of all stages together in ``rates``."""
-    uncertainty: float = _NAN
-    """Relative standard deviation of their rate; by default that of the measured windows."""
-    dollars_per_hour: float = _NAN
-    """Of one worker, while it is held."""
-    start_minutes: float = 0.0
-    """Minutes from a request for a worker to its first item."""
-    spot: Path | None = None
-    """Spot instances: a file, or a folder of files, with the number of available instances over time, as in the
-    SkyPilot project's traces: {"metadata": {"gap_seconds": 300}, "data": [8, 8, 0, ...]}."""
+    items_per_s: float = _NAN  # of one worker; by default that of all stages together in rates
+    uncertainty: float = _NAN  # relative standard deviation; by default that of the measured windows
+    dollars_per_hour: float = _NAN  # of one worker, while it is held
+    start_minutes: float = 0.0  # from a request for a worker to its first item
+    spot: Path | None = None  # as SkyPilot's: {"metadata": {"gap_seconds": 300}, "data": [8, 8, 0, ...]}
 
 
 @dataclass(frozen=True)
 class ProviderSettings:
-    """A service that embeds for money."""
+    """A service that embeds for money, and the limits of an account."""
 
-    model: str = ""
-    """Name in the table of prices."""
-    dollars_per_million_tokens: float = _NAN
-    """Price; by default that of the table, unless it is older than 180 days."""
-    batch: bool = False
-    """By its batch interface, at the discount of the table."""
-    tokens_per_item: float = _NAN
-    """Tokens of an item; by default measured."""
+    model: str = ""  # in the table of prices
+    dollars_per_million_tokens: float = _NAN  # by default that of the table, unless it is older than 180 days
+    batch: bool = False  # by its batch interface, at the discount of the table
+    tokens_per_item: float = _NAN  # by default measured
     tokens_per_query: float = _NAN
-    """Tokens of a query."""
     tokens_per_minute: float = math.inf
-    """Limits of the account."""
     tokens_per_day: float = math.inf
     requests_per_minute: float = math.inf
     items_per_request: float = 1.0
@@ -71,96 +58,68 @@ class ProviderSettings:
 
 @dataclass(frozen=True)
 class BudgetSettings:
-    """What the backfill may use."""
+    """What the backfill may use. items: the share that is embedded."""
 
-    dollars: float = math.inf
-    """In all, for embedding."""
-    dollars_per_day: float = math.inf
-    """The backfill pauses until midnight when a day has cost that much."""
+    dollars: float = math.inf  # in all, for embedding
+    dollars_per_day: float = math.inf  # the backfill pauses until midnight when a day has cost that much
     items: float = 1.0
-    """Share of the items that is embedded."""
 
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """The index of the new vectors."""
+    """The index of the new vectors. dollars_per_hour: of the machine that builds it."""
 
-    kind: str = ""
-    """A kind that ``rates`` has build times of, such as pgvector-hnsw."""
-    build_hours: float = _NAN
-    """Hours to build it over all items; by default extrapolated from ``rates``."""
+    kind: str = ""  # that rates has build times of, such as pgvector-hnsw
+    build_hours: float = _NAN  # over all items; by default extrapolated from rates
     dollars_per_hour: float = _NAN
-    """Of the machine that builds it."""
-    bytes_per_item: float = _NAN
-    """Memory of an item: its vector and its place in the index."""
-    dollars_per_gb_month: float = _NAN
-    """Of that memory, for 10^9 bytes and 30 days."""
+    bytes_per_item: float = _NAN  # its vector and its place in the index
+    payload_bytes_per_item: float = _NAN  # what is stored beside the vectors, which a second collection copies
+    dollars_per_gb_month: float = _NAN  # of 10^9 of these bytes, for 30 days
 
 
 @dataclass(frozen=True)
 class TrafficSettings:
-    """The queries of the service."""
+    """The queries of the service. log: a table with a column time, for the hours of the week and queries per day."""
 
     queries_per_day: float = _NAN
-    """Queries per day."""
-    dollars_per_million_queries: float = _NAN
-    """To embed them by the new model; by default the price of the provider."""
+    dollars_per_million_queries: float = _NAN  # to embed them by the new model; by default the price of the provider
     log: Path | None = None
-    """Parquet or CSV file with a column ``time``: the hours of the week that count most, and queries per day."""
 
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """A fleet, the service and what the user wants of both. What is not given is unknown."""
+    """A fleet, the service and what the user wants of both; docs/plan.md describes the keys. What is not given is
+    unknown.
+    """
 
-    items: float = _NAN
-    """Items of the gallery to backfill; by default those of the results."""
-    inserted_per_day: float = 0.0
-    """Items that arrive while the backfill runs. The new model embeds them first."""
-    start: datetime | None = None
-    """When the backfill begins; by default the next full hour."""
-    old_model_ends: datetime | None = None
-    """After that the old model embeds no query."""
+    items: float = _NAN  # by default those of the results
+    inserted_per_day: float = 0.0  # the new model embeds them first
+    start: datetime | None = None  # by default the next full hour
+    old_model_ends: datetime | None = None  # after that it embeds no query
     rates: Path | None = None
-    """rates.json of ``ray-backfill measure``."""
     workers: tuple[WorkersSettings, ...] = ()
     provider: ProviderSettings | None = None
-    share: float = 1.0
-    """Share of their time that workers may embed, for the sake of the service."""
-    limit_items_per_s: float = math.inf
-    """Limit of the backfill as a whole."""
-    hours: str = "00:00-24:00"
-    """Hours of the day at which the backfill may run, such as 22:00-06:00."""
-    days: tuple[str, ...] = _DAYS
-    """Days of the week on which these hours begin."""
-    pauses: tuple[str, ...] = ()
-    """Maintenance: "2026-12-24 00:00 to 2026-12-27 00:00"."""
+    share: float = 1.0  # of their time that workers may embed
+    limit_items_per_s: float = math.inf  # of the backfill as a whole
+    hours: str = "00:00-24:00"  # of the day at which the backfill may run
+    days: tuple[str, ...] = _DAYS  # on which these hours begin
+    pauses: tuple[str, ...] = ()  # "2026-12-24 00:00 to 2026-12-27 00:00"
     budget: BudgetSettings = field(default_factory=BudgetSettings)
     index: IndexSettings = field(default_factory=IndexSettings)
     traffic: TrafficSettings = field(default_factory=TrafficSettings)
-    tenants: bool = False
-    """Whether each query searches the items of one tenant only, so that tenants can switch one by one."""
+    tenants: bool = False  # whether each query searches the items of one tenant only
     value_per_point_day: float = _NAN
-    """Dollars that one percentage point more of the metric is worth for one day."""
-    setup_dollars: float = 0.0
-    """What it costs to build and run the merge, beyond machines."""
-    max_wait_hours: float = 24.0
-    """A backfill that is finished within so many hours is not worth a merge."""
+    setup_dollars: float = 0.0  # what it costs to build and run the merge, beyond machines
+    max_wait_hours: float = 24.0  # a backfill that is finished within so many hours is not worth a merge
 
 
 def read_fleet(file: Path) -> FleetSettings:
     """Read and check fleet.yaml. Paths in it are relative to its folder.
 
     Raises:
-        InputError: The file cannot be read, has an unknown key, or a value is impossible.
+        InputError: The file cannot be read, has an unknown key, a value is impossible, or values contradict each other.
     """
-    fleet = read_yaml(file, FleetSettings, "--fleet", POSITIVE)
-    check_fleet(fleet)
-    return fleet
-
-
-def check_fleet(fleet: FleetSettings) -> None:
-    """Raises InputError where values contradict each other."""
+    fleet = read_yaml(file, FleetSettings, "--fleet", _POSITIVE)
     names = [group.name for group in fleet.workers]
     if len({*names}) < len(names):
         raise InputError(f"two groups of workers are called {max(names, key=names.count)}; give each its own name")
@@ -177,6 +136,12 @@ def check_fleet(fleet: FleetSettings) -> None:
         raise unknown_name("day", unknown[0], _DAYS)
     open_minutes(fleet)
     pauses_of(fleet)
+    return fleet
+
+
+def number_of(where: str, value: Any) -> float:
+    """The number of a setting. Raises ValueError, which says what number it must be."""
+    return as_number(value, where.split(".")[-1] in _POSITIVE)
 
 
 def open_minutes(fleet: FleetSettings) -> NDArray[np.bool_]:
@@ -199,9 +164,7 @@ def pauses_of(fleet: FleetSettings) -> list[tuple[datetime, datetime]]:
     pauses = []
     for text in fleet.pauses:
         try:
-            begin, end = (datetime.fromisoformat(word.strip()) for word in text.split(" to "))
-            if begin.tzinfo or end.tzinfo:
-                raise ValueError("a zone")
+            begin, end = map(local_time, text.split(" to "))
         except ValueError:
             raise InputError(f"a pause is written as 2026-12-24 00:00 to 2026-12-27 00:00, not {text!r}") from None
         if end <= begin:
@@ -214,7 +177,6 @@ def pauses_of(fleet: FleetSettings) -> list[tuple[datetime, datetime]]:
 class Trace:
     """Available spot instances over time. available: (T,) counts, one for each ``gap_s`` seconds."""
 
-    name: str
     gap_s: float
     available: NDArray[np.float64]
 
@@ -227,7 +189,7 @@ def read_traces(path: Path) -> list[Trace]:
     for file in files:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            trace = Trace(file.stem, float(content["metadata"]["gap_seconds"]), np.array(content["data"], np.float64))
+            trace = Trace(float(content["metadata"]["gap_seconds"]), np.array(content["data"], np.float64))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{file} is no spot trace (metadata.gap_seconds and data): {error!r}") from error
         if not (0 < trace.gap_s < math.inf and trace.available.ndim == 1 and trace.available.max(initial=0) > 0):

@@ -27,9 +27,10 @@ _GB, _MONTH_H = 1e9, 720.0
 # Moments of a plan at most: more are not drawn.
 _MOMENTS = 200
 
-SWITCH, ONLINE, CASCADE, TENANTS, NOTHING = "switch", "online", "cascade", "tenant by tenant", "do nothing"
-# Both hold two vectors of each item, and nobody sees the new ones before the end.
-_SWITCH = "second collection or added field, then switch"
+# Both switches hold two vectors of each item, and nobody sees the new ones before the end. A second collection copies
+# payloads, too; so what a merge costs more is compared with an added field.
+SWITCH, COLLECTION = "added field", "second collection"
+ONLINE, CASCADE, TENANTS, NOTHING = "online", "cascade", "tenant by tenant", "do nothing"
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +85,8 @@ class Options:
             return next(iter(merges), None)
 
         def won(choice: Choice) -> float:
-            return float(
-                np.nan_to_num(np.median(value_per_point_day * choice.point_days - choice.extra_dollars), nan=-math.inf)
-            )
+            net = np.median(value_per_point_day * choice.point_days - choice.extra_dollars)
+            return float(np.nan_to_num(net, nan=-math.inf))
 
         return max(merges, key=won, default=None)
 
@@ -104,101 +104,84 @@ def quantiles(values: Floats) -> tuple[float, float, float]:
 
 
 def find_options(
-    evidence: Evidence, known: Assumptions, fleet: FleetSettings, start: datetime, runs: int = 1000, seed: int = 0,
-    spans: int = 500,
-) -> Options:  # fmt: skip
+    evidence: Evidence, known: Assumptions, fleet: FleetSettings, start: datetime, runs: int = 1000, spans: int = 500
+) -> Options:
     """Evaluate every way. Cost: two simulations, and for each way a few arrays of runs x 200."""
     a = {name: quantity.value for name, quantity in known.items()}
-    backfill = run_backfill(known, fleet, start, False, runs, seed, spans)
-    online = run_backfill(known, fleet, start, True, runs, seed, spans) if a["index.build_hours"] > 0 else backfill
-    of_index = np.nan_to_num(a["index.build_hours"])
-    switched = backfill.finish + of_index
+    backfill = run_backfill(known, fleet, start, False, runs, spans)
+    online = run_backfill(known, fleet, start, True, runs, spans) if a["index.build_hours"] > 0 else backfill
+    switched = backfill.finish + np.nan_to_num(a["index.build_hours"])
     merged = np.maximum(online.finish, 0.0)
     ends = np.concatenate([switched, merged])
     last = float(np.quantile(ends[np.isfinite(ends)], 0.9)) if np.isfinite(ends).any() else math.nan
     hours = np.linspace(0.0, last, _MOMENTS) if last > 0 else np.empty(0)
-    z = np.random.default_rng(seed + 1).normal(size=len(switched))
+    z = np.random.default_rng(1).normal(size=len(switched))
     weights = _weights(fleet, start, hours)
     is_whole = (backfill.end >= 1 - 1e-9) if backfill.is_known else np.full(len(switched), False)
     step = evidence.step.value + z * (evidence.step.high - evidence.step.low) / _WIDTH
-    price = a["query.dollars_per_million"] / 1e6
-    queries_per_h = a["traffic.queries_per_day"] / 24
-    gb = a["items"] * a["index.bytes_per_item"] / _GB
-    per_hour = gb * a["index.dollars_per_gb_month"] / _MONTH_H
+    gb, payload_gb = (a["items"] * a[f"index.{name}"] / _GB for name in ("bytes_per_item", "payload_bytes_per_item"))
+    gb_hour = a["index.dollars_per_gb_month"] / _MONTH_H
 
     # An index that is searched meanwhile may hold the workers for longer. A switch holds the second partition longer,
     # which is left out where its price is unknown.
     longer = np.zeros(len(merged))
     if online is not backfill:
-        longer = online.dollars - backfill.dollars + np.nan_to_num((merged - switched) * per_hour)
+        with np.errstate(invalid="ignore"):  # where neither ever ends
+            longer = online.dollars - backfill.dollars + np.nan_to_num((merged - switched) * gb * gb_hour)
+    choices = list[Choice]()
 
-    def shared(of: Backfill, until: Floats) -> dict[str, Floats]:
-        return {
+    def add(policy: str, name: str, of: Backfill, lead: Floats, extra: Mapping[str, Floats] | None = None,
+            curve: Curve | None = None, copied_gb: float = gb) -> None:  # fmt: skip
+        """A way whose items are embedded as in a backfill. copied_gb: what is held beside the index of old vectors."""
+        until = switched if extra is None else merged
+        dollars = {
             "embedding": of.dollars,
             "index": np.full(len(until), a["index.build_hours"] * a["index.dollars_per_hour"]),
-            "second partition": until * per_hour,
+            "second partition": until * (copied_gb * gb_hour),
+            **(extra or {}),
         }
-
-    def choice(policy: str, name: str, curve: Curve | None, until: Floats, dollars: dict[str, Floats], lead: Floats,
-               extra: tuple[str, ...] = (), memory: float = 2 * gb, needs_old: bool = True) -> Choice:  # fmt: skip
-        """With the quality summed over time, and traffic."""
-        sums: Floats = np.full(len(until), math.nan)
-        if len(hours):
-            sums = np.asarray(100 * np.trapezoid(lead * weights, hours, axis=1) / 24)
         # Where the budget pays a part of the items, the old model serves on.
-        never = ((backfill if policy == SWITCH else online).end < 1 - 1e-9) & (policy != NOTHING)
-        until = np.where(never, math.inf, until)
-        more = longer if extra else np.zeros(len(until))
-        return Choice(policy, name, curve, until, dollars, extra, more, lead, sums, memory, needs_old)
+        until = np.where(of.end < 1 - 1e-9, math.inf, until)
+        more = np.zeros(len(until)) if extra is None else longer
+        choices.append(Choice(
+            policy, name, curve, until, dollars, tuple(extra or ()), more, lead, _summed(lead, weights, hours),
+            gb + copied_gb, curve is None or curve.needs_old,
+        ))  # fmt: skip
 
-    is_new = (hours[None, :] >= switched[:, None]) & is_whole[:, None]
-    after = step[:, None] * is_new
-    choices = [
-        choice(SWITCH, _SWITCH, None, switched, shared(backfill, switched), after),
-        choice(
-            NOTHING,
-            "do nothing",
-            None,
-            np.zeros(len(switched)),
-            {"embedding": np.zeros(len(switched))},
-            0 * after,
-            memory=gb,
-        ),
-    ]
-    share = _shares(online, hours)
+    after = step[:, None] * ((hours[None, :] >= switched[:, None]) & is_whole[:, None])
+    add(SWITCH, "switch to an added field", backfill, after)
+    add(COLLECTION, "switch to a second collection", backfill, after, copied_gb=gb + payload_gb)
+    none = np.zeros(len(switched))
+    choices.append(Choice(
+        NOTHING, NOTHING, None, none, {"embedding": none}, (), none, 0 * after, _summed(0 * after, weights, hours), gb,
+        True,
+    ))  # fmt: skip
+    share, setup = _shares(online, hours), {"setup": np.full(len(merged), a["setup_dollars"])}
     if fleet.tenants:
-        of_tenants = step[:, None] * share
-        meanwhile = np.mean(share, axis=1) if len(hours) else np.full(len(merged), math.nan)
-        dollars = shared(online, merged) | {
-            "queries": 0.0 * meanwhile,
-            "setup": np.full(len(merged), a["setup_dollars"]),
-        }
-        choices.append(
-            choice(TENANTS, "each tenant when it is finished", None, merged, dollars, of_tenants, ("queries", "setup"))
-        )
+        free = np.zeros(len(merged)) if len(hours) else np.full(len(merged), math.nan)
+        add(TENANTS, "each tenant when it is finished", online, step[:, None] * share, {"queries": free} | setup)
+    queries_per_h = a["traffic.queries_per_day"] / 24
     for curve in evidence.curves:
         spread = (curve.lead.high - curve.lead.low) / _WIDTH
         lead = np.interp(share, curve.t, curve.value) - evidence.old + z[:, None] * spread
-        dollars = shared(online, merged) | {"setup": np.full(len(merged), a["setup_dollars"])}
-        dollars["queries"] = merged * queries_per_h * price
-        extra = ["setup", "queries"]
+        extra = setup | {"queries": merged * queries_per_h * (a["query.dollars_per_million"] / 1e6)}
         if curve.maps_items:
             group = fleet.workers[0].name if fleet.workers else ""
-            dollars["mapped vectors"] = np.full(
-                len(merged), a["prepare.hours"] * a.get(f"{group}.dollars_per_hour", math.nan)
-            )
-            extra.append("mapped vectors")
+            price = a["prepare.hours"] * a.get(f"{group}.dollars_per_hour", math.nan)
+            extra["mapped vectors"] = np.full(len(merged), price)
         if curve.is_cascade:
-            of_item = online.dollars / a["items"]
             embedded = np.interp(share, curve.t, curve.per_query)
             often = np.trapezoid(embedded, hours, axis=1) if len(hours) else np.full(len(merged), math.nan)
-            dollars["re-ranking"] = often * queries_per_h * of_item
-            extra.append("re-ranking")
-        policy = CASCADE if curve.is_cascade else ONLINE
-        choices.append(
-            choice(policy, curve.name, curve, merged, dollars, lead, tuple(extra), needs_old=curve.needs_old)
-        )
+            extra["re-ranking"] = often * queries_per_h * (online.dollars / a["items"])
+        add(CASCADE if curve.is_cascade else ONLINE, curve.name, online, lead, extra, curve)
     return Options(tuple(choices), hours, backfill, online)
+
+
+def _summed(lead: Floats, weights: Floats, hours: Floats) -> Floats:
+    """(R,) percentage points x days of (R, M) leads; NaN without moments."""
+    if not len(hours):
+        return np.full(len(lead), math.nan)
+    return np.asarray(100 * np.trapezoid(lead * weights, hours, axis=1) / 24)
 
 
 def _shares(backfill: Backfill, hours: Floats) -> Floats:

@@ -1,7 +1,7 @@
 """A plan for readers: the terminal, the page, Markdown and JSON, all from its tables. Recomputes nothing."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from ray_backfill.page.numbers import NOTHING, count, html_table, percent
 from ray_backfill.page.sections import PageTable, text_table
 from ray_backfill.plan.options import ONLINE, SWITCH
 from ray_backfill.plan.tables import TABLES, AssumptionRow, DollarRow, FlipRow, HourRow, OptionRow, WhatIfRow
-from ray_backfill.plan.words import dollars, spread
+from ray_backfill.plan.words import dollars, hours, spread
 
 _AGAIN = "run plan again"
 # Merges that a table shows, the best first.
@@ -88,17 +88,13 @@ class PlanResults:
         for row in self.shown:
             table.add_row(*map(Text, _option_cells(row)))
         before = [Text(self.verdict, "bold"), Text(f"{self.manifest['inequality']}.")]
-        notes = [Text(f"{question} {answer}") for question, answer in self.manifest["answers"].items()]
-        notes += [
-            Text(f"Flips: {name} from {now} to {then}: {verdict}.")
-            for name, now, then, verdict in map(_flip_cells, self.flips[:3])
-        ]
-        notes += [
-            Text(f"{name} = {value}: {took}, {cost}: {verdict}.")
-            for name, value, took, cost, _, verdict in map(_what_if_cells, self.what_if)
-        ]
-        notes += [Text(f"to start: {command}", "bold") for command in self.manifest["next"]]
-        show(None, table, notes, 2, "report.html", before)
+        notes = [f"{question} {answer}" for question, answer in self.manifest["answers"].items()]
+        flips = map(_flip_cells, self.flips[:3])
+        notes += [f"Flips: {name} from {now} to {then}: {verdict}." for name, now, then, verdict in flips]
+        changes = map(_what_if_cells, self.what_if)
+        notes += [f"{name} = {value}: {took}, {cost}: {verdict}." for name, value, took, cost, _, verdict in changes]
+        commands = [Text(f"to start: {command}", "bold") for command in self.manifest["next"]]
+        show(None, table, [*map(Text, notes), *commands], 2, "report.html", before)
 
     def _repr_html_(self) -> str:
         table = pd.DataFrame([_option_cells(row) for row in self.shown], columns=list(_OPTIONS))
@@ -130,35 +126,26 @@ def write_plan_report(folder: Path) -> None:
 def as_json(folder: Path) -> dict[str, Any]:
     """A plan for programs, as docs/schema/plan.json describes it; quality in shares, 1.0 = 100 %."""
     plan = read_plan(folder)
-    facts = plan.manifest
-    document = {
-        "schema": 1,
-        "decision": facts["decision"],
-        "verdict": facts["verdict"],
-        "sentence": facts["sentence"],
-        "inequality": facts["inequality"],
-        "answers": facts["answers"],
-        "next": facts["next"],
-        "metric": facts["metric"],
-        "start": facts["start"],
-        "folder": str(folder),
-    } | {name: [asdict(row) for row in getattr(plan, name)] for name in TABLES}
-    return {name: json_value(value) for name, value in document.items()}
+    names = ("decision", "verdict", "sentence", "inequality", "answers", "first_items", "next", "metric", "start")
+    document = {"schema": 1} | {name: plan.manifest[name] for name in names} | {"folder": str(folder)}
+    return dict(json_value(document | {name: [asdict(row) for row in getattr(plan, name)] for name in TABLES}))
+
+
+def _of_runs(row: OptionRow | WhatIfRow, name: str, show: Callable[[float], str] = hours) -> str:
+    """The middle of the runs with their 10 and 90 %."""
+    low, middle, high = (getattr(row, column) for column in (f"{name}_low", name, f"{name}_high"))
+    return spread(low, middle, high, show)
+
+
+def _decimal(number: float) -> str:
+    return NOTHING if math.isnan(number) else f"{number:,.1f}"
 
 
 def _option_cells(row: OptionRow) -> list[str]:
-    memory = f"{row.memory_gb:,.1f} GB" if not math.isnan(row.memory_gb) else NOTHING
-    took = spread(row.hours_low, row.hours, row.hours_high) if row.hours or math.isnan(row.hours) else NOTHING
-    sums = (
-        f"{row.point_days:,.1f} ({row.point_days_low:,.1f} to {row.point_days_high:,.1f})"
-        if not math.isnan(row.point_days)
-        else NOTHING
-    )
-    paid, more = (
-        spread(*three, dollars)
-        for three in ((row.dollars_low, row.dollars, row.dollars_high), (row.extra_low, row.extra, row.extra_high))
-    )
-    return [row.name, took, paid, more, sums, memory, row.dominated_by or NOTHING]
+    took = NOTHING if row.hours == 0 else _of_runs(row, "hours")
+    paid, more = (_of_runs(row, name, dollars) for name in ("dollars", "extra"))
+    memory = NOTHING if math.isnan(row.memory_gb) else f"{row.memory_gb:,.1f} GB"
+    return [row.name, took, paid, more, _of_runs(row, "point_days", _decimal), memory, row.dominated_by or NOTHING]
 
 
 def _flip_cells(row: FlipRow) -> list[str]:
@@ -166,27 +153,14 @@ def _flip_cells(row: FlipRow) -> list[str]:
 
 
 def _what_if_cells(row: WhatIfRow) -> list[str]:
-    sums = f"{row.point_days:,.1f}" if not math.isnan(row.point_days) else NOTHING
-    return [
-        row.name,
-        f"{row.value:g}",
-        spread(row.hours_low, row.hours, row.hours_high),
-        dollars(row.dollars),
-        sums,
-        row.verdict,
-    ]
+    took, paid, sums = _of_runs(row, "hours"), dollars(row.dollars), _decimal(row.point_days)
+    return [row.name, f"{row.value:g}", took, paid, sums, row.verdict]
 
 
 def _assumption_cells(row: AssumptionRow) -> list[str]:
-    value = (
-        NOTHING
-        if math.isnan(row.value)
-        else "no limit"
-        if math.isinf(row.value)
-        else count(row.value)
-        if row.value >= 1000
-        else f"{row.value:.4g}"
-    )
+    value = count(row.value) if row.value >= 1000 else f"{row.value:.4g}"
+    if not math.isfinite(row.value):
+        value = NOTHING if math.isnan(row.value) else "no limit"
     if row.spread:
         value += f" ± {percent(row.spread, 0)} %"
     return [row.name, value, row.unit, row.origin, row.source]
@@ -194,61 +168,48 @@ def _assumption_cells(row: AssumptionRow) -> list[str]:
 
 def tables_of(plan: PlanResults) -> dict[str, PageTable]:
     """The tables of the page, by name."""
-    return {
-        "options": text_table("ways to upgrade", _OPTIONS, [_option_cells(row) for row in plan.shown], "cards"),
-        "flips": text_table("what changes the verdict", _FLIPS, [_flip_cells(row) for row in plan.flips], "cards"),
-        "what_if": text_table("with other values", _WHAT_IF, [_what_if_cells(row) for row in plan.what_if], "cards"),
-        "assumptions": text_table(
-            "assumptions", _ASSUMPTIONS, [_assumption_cells(row) for row in plan.assumptions], "cards"
-        ),
+    tables: dict[str, tuple[str, Sequence[str], Iterable[list[str]]]] = {
+        "options": ("ways to upgrade", _OPTIONS, map(_option_cells, plan.shown)),
+        "flips": ("what changes the verdict", _FLIPS, map(_flip_cells, plan.flips)),
+        "what_if": ("with other values", _WHAT_IF, map(_what_if_cells, plan.what_if)),
+        "assumptions": ("assumptions", _ASSUMPTIONS, map(_assumption_cells, plan.assumptions)),
     }
+    return {name: text_table(label, heads, [*rows], "cards") for name, (label, heads, rows) in tables.items()}
 
 
 def charts_of(plan: PlanResults) -> list[Chart]:
     """Quality over hours, of a switch and of the best merges; none if hours are unknown."""
     names = dict.fromkeys(row.name for row in plan.shown if row.policy in (SWITCH, ONLINE))
-    points = {name: [row for row in plan.hours if row.name == name] for name in names}
-    if plan.manifest["old"] is None or not any(points.values()):
+    moments = {name: [row for row in plan.hours if row.name == name] for name in names}
+    if plan.manifest["old"] is None or not any(moments.values()):
         return []
     # Per cent, and days where hours are many.
-    last = max(row.hour for rows in points.values() for row in rows)
+    last = max(row.hour for rows in moments.values() for row in rows)
     unit, size = ("days", 24.0) if last > 96 else ("hours", 1.0)
-    curves, old = [], 100 * plan.manifest["old"]
-    for place, (name, rows) in enumerate(points.items()):
+    curves, old, metric = list[DrawnCurve](), 100 * plan.manifest["old"], plan.manifest["metric"]
+    for place, (name, rows) in enumerate(moments.items()):
         x = np.array([row.hour for row in rows]) / size
-        low, value, high = (
-            100 * np.array([getattr(row, column) for row in rows]) for column in ("low", "value", "high")
-        )
-        style = replace(numbered_style(place), marker="")
-        curves.append(
-            DrawnCurve(name, name, f"{value[-1]:.1f}", style, x, value, Interval(x, low, high), is_shown=place < 3)
-        )
+        low, value, high = (100 * np.array([getattr(row, end) for row in rows]) for end in ("low", "value", "high"))
+        style, band = replace(numbered_style(place), marker=""), Interval(x, low, high)
+        curves.append(DrawnCurve(name, name, f"{value[-1]:.1f}", style, x, value, band, is_shown=place < 3))
     ends = np.array([0.0, last / size])
     curves.append(DrawnCurve("old", "old service", f"{old:.1f}", REFERENCE_STYLES["old"], ends, np.full(2, old)))
-    metric = plan.manifest["metric"]
     over_time = Chart(
         f"{metric} over the backfill", f"{metric} (%)", "end", tuple(curves), x_unit=f"{unit} since the start",
         place=unit, x_range=(0.0, last / size), y_range=range_of(curves),
     )  # fmt: skip
     priced = [row for row in plan.shown if math.isfinite(row.dollars) and math.isfinite(row.point_days)]
-    points_of = [
-        DrawnCurve(
-            row.name,
-            row.name,
-            f"{row.point_days:,.1f}",
-            numbered_style(place),
-            np.array([row.dollars]),
-            np.array([row.point_days]),
-        )
-        for place, row in enumerate(priced)
-    ]
     most = 1.05 * max((row.dollars for row in priced), default=0.0)
     if not most > 0:
         return [over_time]
+    points = list[DrawnCurve]()
+    for place, row in enumerate(priced):
+        x, y, style = np.array([row.dollars]), np.array([row.point_days]), numbered_style(place)
+        points.append(DrawnCurve(row.name, row.name, _decimal(row.point_days), style, x, y))
     heights = [row.point_days for row in priced]
     room = 0.1 * (max(heights) - min(heights)) or 1.0
     front = Chart(
-        "What point-days cost", "point-days", "point-days", tuple(points_of), x_unit="dollars in all", place="$",
+        "What point-days cost", "point-days", "point-days", tuple(points), x_unit="dollars in all", place="$",
         x_range=(-0.05 * most, most), y_range=(min(heights) - room, max(heights) + room),
     )  # fmt: skip
     return [over_time, front]
@@ -260,14 +221,10 @@ def render(plan: PlanResults) -> str:
 
     facts = plan.manifest
     return page_environment(Path(__file__).parent).get_template("plan.html.jinja").render(
-        sentence=bind(facts["sentence"]),
-        inequality=bind(facts["inequality"]),
-        basis=facts["basis"],
+        **{name: facts[name] for name in ("basis", "next", "command")}, **tables_of(plan),
+        **{name: bind(facts[name]) for name in ("sentence", "inequality")},
         answers={question: bind(answer) for question, answer in facts["answers"].items()},
-        next=facts["next"],
-        command=facts["command"],
         curves=page_charts(charts_of(plan), "curves"),
-        **tables_of(plan),
     )  # fmt: skip
 
 

@@ -1,9 +1,7 @@
 """Makes the plan of an upgrade: from finished results and a fleet to a folder of tables and a page."""
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ray_backfill.compare.report.verdict import export_of
 from ray_backfill.core import __version__
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.outcome import json_value
@@ -20,12 +19,12 @@ from ray_backfill.core.stages import replaced_whole, write_json
 from ray_backfill.export.service import why_not
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.plan.assumptions import Assumptions, assume
-from ray_backfill.plan.evidence import Evidence, read_evidence
-from ray_backfill.plan.fleet import POSITIVE, FleetSettings, read_fleet
-from ray_backfill.plan.options import NOTHING, SWITCH, Options, dominated, find_options, quantiles
+from ray_backfill.plan.evidence import Evidence, first_items, read_evidence
+from ray_backfill.plan.fleet import FleetSettings, number_of, read_fleet
+from ray_backfill.plan.options import QUANTILES, SWITCH, Choice, Options, dominated, find_options, quantiles
 from ray_backfill.plan.report import write_plan_report
 from ray_backfill.plan.sentences import answers
-from ray_backfill.plan.tables import TABLES, AssumptionRow, DollarRow, FlipRow, HourRow, OptionRow, WhatIfRow
+from ray_backfill.plan.tables import TABLES, DollarRow, HourRow, OptionRow, WhatIfRow
 from ray_backfill.plan.verdict import Judged, Verdict, find_deadline, find_flips, judge
 
 FORMAT = 1
@@ -61,20 +60,20 @@ def plan_upgrade(
         deadline = find_deadline(known, fleet, start, known["index.build_hours"].value)
     rests_on_fleet = judged.verdict in (Verdict.SWITCH, Verdict.ONLINE) or (judged.choice and options.backfill.is_known)
     flips = find_flips(evidence, assumed, fleet, start) if rests_on_fleet else []
+    worse = dominated(options)
     tables: Mapping[str, Sequence[Any]] = {
-        "assumptions": [
-            AssumptionRow(**asdict(quantity) | {"origin": quantity.origin.value}) for quantity in known.values()
-        ],
-        "options": _option_rows(options),
+        "assumptions": list(known.values()),
+        "options": [_option_row(choice, worse) for choice in options.choices],
         "dollars": [
             DollarRow(choice.name, part, *quantiles(amounts))
             for choice in options.choices
             for part, amounts in choice.dollars.items()
         ],
         "hours": _hour_rows(evidence, options),
-        "flips": [FlipRow(**asdict(flip) | {"verdict": flip.verdict.value}) for flip in flips],
+        "flips": flips,
         "what_if": [_what_if(evidence, assumed({name: value}), fleet, start, name, value) for name, value in changes],
     }
+    first = first_items(evidence, judged.choice.curve) if judged.choice and judged.choice.curve else []
     out = out or evidence.folder / "plan"
     facts = {
         "stage": "plan", "format": FORMAT, "version": __version__, "command": command,
@@ -82,12 +81,11 @@ def plan_upgrade(
         "decision": judged.verdict.decision.value, "chosen": judged.choice.name if judged.choice else "",
         "metric": evidence.metric, "old": evidence.old, "new": evidence.new, "step": list(evidence.step),
         "basis": evidence.basis, "start": start.isoformat(sep=" "), "slowest": options.backfill.slowest,
-        "answers": answers(evidence, known, fleet, start, options, judged, deadline),
-        "next": _commands(evidence, results, judged),
+        "answers": answers(evidence, known, fleet, start, options, judged, deadline, first),
+        "first_items": first, "next": _commands(evidence, judged),
     }  # fmt: skip
-    with replaced_whole(
-        out, (*(f"{name}.parquet" for name in TABLES), "manifest.json", "curves.png", "report.html", "plan.md")
-    ) as half:
+    files = (*(f"{name}.parquet" for name in TABLES), "manifest.json", "curves.png", "report.html", "plan.md")
+    with replaced_whole(out, files) as half:
         for name, kind in TABLES.items():
             write_table(half / f"{name}.parquet", frame(kind, list(tables[name])))
         write_json(half / "manifest.json", dict(json_value(facts)))
@@ -95,30 +93,23 @@ def plan_upgrade(
     return out
 
 
-def _option_rows(options: Options) -> list[OptionRow]:
-    worse, rows = dominated(options), []
-    for choice in options.choices:
-        curve = choice.curve
-        row = OptionRow(
-            choice.policy, choice.name, *((curve.method, curve.order, curve.merge) if curve else ("", "", "")),
-            *quantiles(choice.finish), *quantiles(choice.total), *quantiles(choice.extra_dollars),
-            *quantiles(choice.point_days), choice.memory_gb, choice.needs_old, worse.get(choice.name, ""),
-        )  # fmt: skip
-        rows.append(row)
-    return rows
+def _option_row(choice: Choice, worse: Mapping[str, str]) -> OptionRow:
+    curve = choice.curve
+    return OptionRow(
+        choice.policy, choice.name, *((curve.method, curve.order, curve.merge) if curve else ("", "", "")),
+        *quantiles(choice.finish), *quantiles(choice.total), *quantiles(choice.extra_dollars),
+        *quantiles(choice.point_days), choice.memory_gb, choice.needs_old, worse.get(choice.name, ""),
+    )  # fmt: skip
 
 
 def _hour_rows(evidence: Evidence, options: Options) -> list[HourRow]:
-    """Of the switch, and of every merge."""
+    """Of a switch, and of every merge."""
     rows = []
-    for choice in options.choices:
-        if choice.policy == NOTHING or (choice.curve is None and choice.policy != SWITCH) or not len(options.hours):
-            continue
-        quality = np.quantile(evidence.old + choice.lead, (0.1, 0.5, 0.9), axis=0)
-        rows += [
-            HourRow(choice.name, float(hour), *map(float, three))
-            for hour, three in zip(options.hours, quality.T, strict=True)
-        ]
+    for choice in options.choices if len(options.hours) else ():
+        if choice.curve or choice.policy == SWITCH:
+            quality = np.quantile(evidence.old + choice.lead, QUANTILES, axis=0).T
+            both = zip(options.hours, quality, strict=True)
+            rows += [HourRow(choice.name, float(hour), *map(float, three)) for hour, three in both]
     return rows
 
 
@@ -133,14 +124,11 @@ def _changes(known: Assumptions, fleet: FleetSettings, what_if: Sequence[str]) -
             raise unknown_name("assumption of --what-if", name, known)
         for value in values.split(","):
             try:
-                number = float(value)
-            except ValueError:
-                number = math.nan
-            is_positive = name.split(".")[-1] in POSITIVE
-            most = 1.0 if name == "share" else math.inf
-            if not (number > 0 if is_positive else number >= 0) or number > most or math.isinf(number):
-                least = "greater than 0" if is_positive else "of 0 or more"
-                raise InputError(f"--what-if {text}: {value!r} is not a number {least}{' and up to 1' * (most == 1)}")
+                number = number_of(name, value)
+                if name == "share" and number > 1:
+                    raise ValueError("a share up to 1")
+            except ValueError as error:
+                raise InputError(f"--what-if {text}: {value!r} is not {error}") from None
             changes.append((name, number))
     return changes
 
@@ -151,25 +139,15 @@ def _what_if(
     options = find_options(evidence, known, fleet, start, 300)
     judged, switch = judge(evidence, known, options), options.of(SWITCH)
     won = judged.choice.point_days - switch.point_days if judged.choice else np.full(1, math.nan)
-    dollars = quantiles(switch.total)[1]
-    return WhatIfRow(
-        name,
-        value,
-        *quantiles(switch.finish),
-        dollars,
-        quantiles(won)[1],
-        judged.verdict.value,
-        judged.sentence,
-    )
+    took, paid = quantiles(switch.finish), quantiles(switch.total)[1]
+    return WhatIfRow(name, value, *took, paid, quantiles(won)[1], judged.verdict.value, judged.sentence)
 
 
-def _commands(evidence: Evidence, results: Path, judged: Judged) -> list[str]:
+def _commands(evidence: Evidence, judged: Judged) -> list[str]:
     """What to type next."""
-    if judged.choice is None or judged.choice.curve is None or evidence.more != "queries":
+    curve = judged.choice.curve if judged.choice else None
+    if curve is None or evidence.more != "queries" or judged.verdict not in (Verdict.ONLINE, Verdict.OPEN):
         return []
-    curve = judged.choice.curve
-    if why_not(find_methods((curve.method,))[0]) or judged.verdict in (Verdict.STOP, Verdict.EXPAND, Verdict.SWITCH):
+    if why_not(find_methods((curve.method,))[0]):
         return []
-    run = results.relative_to(Path.cwd()) if results.is_relative_to(Path.cwd()) else results
-    words = ["--method", curve.method, "--merge", curve.merge, "--order", curve.order, "--to", str(run / "upgrade")]
-    return [shlex.join(["ray-backfill", "export", str(run), *words])]
+    return [export_of(evidence.folder, curve.method, curve.merge, curve.order)]

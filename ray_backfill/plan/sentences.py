@@ -1,6 +1,7 @@
 """What a plan says besides its verdict, one sentence for each question; each follows from the plan's own numbers."""
 
 import math
+from collections.abc import Sequence
 from datetime import datetime
 
 import numpy as np
@@ -10,7 +11,7 @@ from ray_backfill.plan.assumptions import Assumptions, Origin
 from ray_backfill.plan.capacity import Backfill
 from ray_backfill.plan.evidence import Evidence
 from ray_backfill.plan.fleet import FleetSettings
-from ray_backfill.plan.options import SWITCH, Options, quantiles
+from ray_backfill.plan.options import COLLECTION, SWITCH, Options, quantiles
 from ray_backfill.plan.verdict import Deadline, Judged
 from ray_backfill.plan.words import dollars, hours, spread
 
@@ -20,15 +21,14 @@ _MOST_OF_IT = 0.9
 
 def answers(
     evidence: Evidence, known: Assumptions, fleet: FleetSettings, start: datetime, options: Options, judged: Judged,
-    deadline: Deadline | None,
+    deadline: Deadline | None, first_items: Sequence[str] = (),
 ) -> dict[str, str]:  # fmt: skip
     """Question -> sentence, in the order of the page."""
     a = {name: quantity.value for name, quantity in known.items()}
     said: dict[str, str] = {}
     switch, backfill = options.of(SWITCH), options.backfill
     if backfill.is_known:
-        took = spread(*quantiles(backfill.finish))
-        build = a["index.build_hours"]
+        took, build = spread(*quantiles(backfill.finish)), a["index.build_hours"]
         of_index = f" The index takes {hours(build)} more." * (build > 0)
         if math.isnan(build):
             of_index = " The time to build the index is unknown, and not in these hours."
@@ -41,6 +41,14 @@ def answers(
         unknown = [part for part, three in parts.items() if math.isnan(three[1])]
         said["What does a switch cost?"] = "; ".join(told or ["Nothing of it is known"]) + (
             f". Unknown: {listed(unknown, 'and')}, so there is no total." if unknown else "."
+        )
+        collection = options.of(COLLECTION)
+        copies, more = collection.memory_gb - switch.memory_gb, quantiles(collection.total - switch.total)[1]
+        price = f"{copies:,.1f} GB" + f" and {dollars(more)}" * (not math.isnan(more))
+        said["A field or a second collection?"] = (
+            "A second collection copies payloads, too, which takes "
+            f"{'unknown memory' if math.isnan(copies) else f'{price} more'}; its alias switches all clients at once, "
+            "and the old collection is deleted at the end. Of an added field each client names the new one."
         )
     choice = judged.choice
     if choice is not None and choice.curve is not None:
@@ -58,7 +66,8 @@ def answers(
         gained = (curve.value - evidence.old) >= _MOST_OF_IT * evidence.step.value
         last = int(np.flatnonzero(~gained)[-1]) + 1 if (~gained).any() else 0
         if last < len(curve.t):
-            when = f", after {spread(*_when(options.online, float(curve.t[last])))}" if options.online.is_known else ""
+            after = _when(options.online, float(curve.t[last])) if options.online.is_known else (math.nan,) * 3
+            when = f", after {spread(*after)}" if after[1] < math.inf else ", which is never reached" * (after[1] > 0)
             said["When is it nearly done?"] = (
                 f"{percent(_MOST_OF_IT, 0)} % of the upgrade's improvement is there from "
                 f"{percent(float(curve.t[last]), 0)} % backfilled on{when}."
@@ -76,29 +85,28 @@ def answers(
                 f"{percent_sign(curve.lost.first_day)} of queries lose their right first result on the first day, "
                 f"{percent_sign(curve.lost.worst)} at the worst moment{curve.lost.beside}."
             )
-        said["Which items first?"] = f"In the order {curve.order}; ray-backfill export writes it as order.csv."
+        named = f": {', '.join(first_items)}" if first_items else ""
+        said["Which items first?"] = f"In the order {curve.order}{named}; ray-backfill export writes it as order.csv."
         reached = quantiles(options.online.end)
         has_budget = fleet.budget.items < 1 or fleet.budget.dollars < math.inf
         if has_budget and options.online.is_known and reached[1] < 1 - 1e-9:
-            quality = tuple(float(np.interp(share, curve.t, curve.value)) for share in reached)
+            quality = float(np.interp(reached[1], curve.t, curve.value))
             ends = f" on {fleet.old_model_ends:%Y-%m-%d}" if fleet.old_model_ends else ""
             limit = f"until the old model ends{ends}" if curve.needs_old else "also without the old model"
             said["What does the budget buy?"] = (
                 f"The first {percent(reached[1], 0)} % of the items in the order {curve.order} "
                 f"({percent(reached[0], 0)} to {percent(reached[2], 0)} %), by which {evidence.metric} is "
-                f"{percent_sign(quality[1])}, {points(quality[1] - evidence.old)} above the old service. "
+                f"{percent_sign(quality)}, {points(quality - evidence.old)} above the old service. "
                 f"It may stay so {limit}."
             )
     if deadline is not None:
-        words = [
-            f"{percent(deadline.finishes, 0)} % of runs end before the old model does, on {deadline.ends:%Y-%m-%d}"
-        ]
+        in_time = percent(deadline.finishes, 0)
+        words = [f"{in_time} % of runs end before the old model does, on {deadline.ends:%Y-%m-%d}"]
         if deadline.latest:
             words.append(f"90 % still do with a start as late as {deadline.latest:%Y-%m-%d %H:%M}")
         if not math.isnan(deadline.workers):
-            words.append(
-                f"{count(deadline.workers)} of such workers {'are' if deadline.workers > 1 else 'is'} enough for 90 %"
-            )
+            verb = "are" if deadline.workers > 1 else "is"
+            words.append(f"{count(deadline.workers)} of such workers {verb} enough for 90 %")
         elif fleet.workers:
             words.append("32 times as many workers would not be enough for 90 %")
         free = sum(way.curve is not None and not way.needs_old for way in options.choices)
@@ -109,9 +117,8 @@ def answers(
     a_day = a["inserted_per_day"]
     cost = f"each day {count(a_day)} items arrive, which the old model has to embed before a return"
     nothing = "it costs nothing, because no items arrive that would need old vectors"
-    said["Until when can we go back?"] = (
-        f"As long as the old vectors are kept, in a second partition; {cost if a_day else nothing}."
-    )
+    kept = "As long as the old vectors are kept, in a second partition"
+    said["Until when can we go back?"] = f"{kept}; {cost if a_day else nothing}."
     missing = [name for name, quantity in known.items() if quantity.origin is Origin.UNKNOWN]
     said["What is unknown?"] = f"{listed(missing, 'and')}." if missing else "Nothing that this plan uses."
     return said

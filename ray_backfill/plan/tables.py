@@ -9,21 +9,23 @@ from typing import Annotated
 
 @dataclass(frozen=True)
 class AssumptionRow:
-    """A number that the plan rests on."""
+    """A number that the plan rests on. source: the file, the formula or the table."""
 
     name: str
     value: Annotated[float, "NaN: unknown"]
     unit: str
     origin: Annotated[str, "`measured`, `given`, `modelled`, `table` or `unknown`"]
     source: str
-    spread: Annotated[float, "relative standard deviation"]
+    spread: Annotated[float, "relative standard deviation"] = 0.0
 
 
 @dataclass(frozen=True)
 class OptionRow:
     """A way to upgrade."""
 
-    policy: Annotated[str, "`switch`, `online`, `cascade`, `tenant by tenant` or `do nothing`"]
+    policy: Annotated[
+        str, "`added field`, `second collection`, `online`, `cascade`, `tenant by tenant` or `do nothing`"
+    ]
     name: str
     method: Annotated[str, "empty without a method"]
     order: str
@@ -40,7 +42,7 @@ class OptionRow:
     point_days_low: Annotated[float, "percentage points above the old service x days, over the hours of the plan"]
     point_days: float
     point_days_high: float
-    memory_gb: Annotated[float, "10^9 bytes of all vectors that are held at once"]
+    memory_gb: Annotated[float, "10^9 bytes of all vectors that are held at once, and of copied payloads; NaN: unknown"]
     needs_old: Annotated[bool, "whether queries need the old model until the end"]
     dominated_by: Annotated[str, "a way that costs no more and gives no less; empty without one"]
 
@@ -75,7 +77,7 @@ class FlipRow:
     unit: str
     today: float
     value: float
-    factor: float
+    factor: Annotated[float, "value / today"]
     verdict: str
 
 

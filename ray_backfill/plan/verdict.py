@@ -17,6 +17,7 @@ from ray_backfill.plan.capacity import run_backfill
 from ray_backfill.plan.evidence import Evidence
 from ray_backfill.plan.fleet import FleetSettings
 from ray_backfill.plan.options import SWITCH, Choice, Options, find_options, quantiles
+from ray_backfill.plan.tables import FlipRow
 from ray_backfill.plan.words import dollars, hours
 
 # Results that need more than so many times what they have are not worth asking for.
@@ -39,9 +40,8 @@ class Verdict(Enum):
     @property
     def decision(self) -> Decision:
         """Of a command that ends with it."""
-        return {Verdict.STOP: Decision.STOP, Verdict.OPEN: Decision.OPEN, Verdict.EXPAND: Decision.OPEN}.get(
-            self, Decision.GO
-        )
+        is_open = self in (Verdict.OPEN, Verdict.EXPAND)
+        return Decision.STOP if self is Verdict.STOP else Decision.OPEN if is_open else Decision.GO
 
 
 @dataclass(frozen=True)
@@ -80,22 +80,18 @@ def judge(evidence: Evidence, known: Assumptions, options: Options) -> Judged:
     rebuild = f"Rebuild beside the old index and switch{took_words}"
     lead = best.curve.lead if best and best.curve else None
     if best is None or lead is None or not lead.low > 0:
-        shown = (
-            f"{best.name}: {points(lead.value)} above old, at least {points(lead.low)}" if best and lead else "no merge"
-        )
+        shown, better = "no merge", "no merge is shown to serve better than the old service"
+        if best and lead:
+            shown = f"{best.name}: {points(lead.value)} above old, at least {points(lead.low)}"
         if took == math.inf:
-            said = (
-                "Open: no merge is shown to serve better than the old service, and in this fleet a switch never comes."
-            )
-            return Judged(Verdict.OPEN, said, shown, best)
-        said = f"{rebuild}; no merge is shown to serve better than the old service meanwhile."
-        return Judged(Verdict.SWITCH, said, shown, best)
+            return Judged(Verdict.OPEN, f"Open: {better}, and in this fleet a switch never comes.", shown, best)
+        return Judged(Verdict.SWITCH, f"{rebuild}; {better} meanwhile.", shown, best)
+    unknown = [name for name, quantity in known.items() if quantity.origin is Origin.UNKNOWN]
+    lacks = f"Unknown: {listed([name for name in unknown if name != 'value_per_point_day'] or ['rates'], 'and')}"
     if math.isnan(took):
-        said = (
-            f"Open: hours are unknown, which ray-backfill measure and --fleet tell; meanwhile {best.name} serves "
-            f"{points(lead.value)} more than the old service."
-        )
-        return Judged(Verdict.OPEN, said, f"Unknown: {listed(_unknown(known), 'and')}", best)
+        meanwhile = f"meanwhile {best.name} serves {points(lead.value)} more than the old service"
+        said = f"Open: hours are unknown, which ray-backfill measure and --fleet tell; {meanwhile}."
+        return Judged(Verdict.OPEN, said, lacks, best)
     won, price = best.point_days - switch.point_days, quantiles(best.extra_dollars)[1]
     low, gain, high = quantiles(won)
     gains = f"merging online with {best.name} would win {gain:,.1f} point-days ({low:,.1f} to {high:,.1f})"
@@ -104,68 +100,39 @@ def judge(evidence: Evidence, known: Assumptions, options: Options) -> Judged:
             shown = f"{hours(late)} in 90 % of runs <= max_wait_hours {wait:g} h"
             return Judged(Verdict.SWITCH, f"{rebuild}; {gains}.", shown, best)
         # Not a guess of what quality is worth: the value from which on merging wins.
-        even = "what it costs is unknown" if math.isnan(price) else (
-            f"it is worth it if a point-day is worth more than {dollars(price / gain if gain > 0 else math.inf)}"
-        )  # fmt: skip
+        even = f"it is worth it if a point-day is worth more than {dollars(price / gain if gain > 0 else math.inf)}"
+        even = "what it costs is unknown" if math.isnan(price) else even
+        ends = f"takes {hours(took)}" if took < math.inf else "never comes"
         shown = f"{hours(late)} in 90 % of runs > max_wait_hours {wait:g} h, and value_per_point_day is not given"
-        return Judged(Verdict.OPEN, f"Open: a switch takes {hours(took)}; {gains}, and {even}.", shown, best)
+        return Judged(Verdict.OPEN, f"Open: a switch {ends}; {gains}, and {even}.", shown, best)
     worst, net, most = quantiles(value * won - best.extra_dollars)
     if math.isnan(net):
-        said = f"Open: {gains}, and what it costs is unknown."
-        return Judged(Verdict.OPEN, said, f"Unknown: {listed(_unknown(known), 'and')}", best)
+        return Judged(Verdict.OPEN, f"Open: {gains}, and what it costs is unknown.", lacks, best)
     sums = f"{dollars(value)} x {gain:,.1f} point-days - {dollars(price)} = {dollars(net)}"
     shown = f"{sums} ({dollars(worst)} to {dollars(most)})"
     if worst > 0:
         said = f"Merge online with {best.name}: worth {dollars(net)} more than a switch after {hours(took)}."
         return Judged(Verdict.ONLINE, said, f"{shown} is above 0", best)
     if most < 0:
-        return Judged(
-            Verdict.SWITCH, f"{rebuild}; {gains}, which costs more than it is worth.", f"{shown} is below 0", best
-        )
-    return Judged(
-        Verdict.OPEN,
-        f"Open: {gains}; that may be worth less than the {dollars(price)} it costs.",
-        f"{shown} contains 0",
-        best,
-    )
-
-
-def _unknown(known: Assumptions) -> list[str]:
-    return [
-        quantity.name
-        for quantity in known.values()
-        if quantity.origin is Origin.UNKNOWN and quantity.name != "value_per_point_day"
-    ] or ["rates"]
-
-
-@dataclass(frozen=True)
-class Flip:
-    """An assumption, and the value at which the verdict becomes another one. factor: that value / today's."""
-
-    name: str
-    unit: str
-    today: float
-    value: float
-    factor: float
-    verdict: Verdict
+        said = f"{rebuild}; {gains}, which costs more than it is worth."
+        return Judged(Verdict.SWITCH, said, f"{shown} is below 0", best)
+    said = f"Open: {gains}; that may be worth less than the {dollars(price)} it costs."
+    return Judged(Verdict.OPEN, said, f"{shown} contains 0", best)
 
 
 def find_flips(
-    evidence: Evidence, assumed: Callable[[Mapping[str, float]], Assumptions], fleet: FleetSettings, start: datetime,
-    seed: int = 0,
-) -> list[Flip]:  # fmt: skip
+    evidence: Evidence, assumed: Callable[[Mapping[str, float]], Assumptions], fleet: FleetSettings, start: datetime
+) -> list[FlipRow]:
     """For each assumption the nearest value at which the verdict changes, the nearest first, up to a factor of 100.
 
-    assumed: makes the assumptions with other values of some.
-
-    Cost: some 20 plans of 100 runs for each assumption.
+    assumed: makes the assumptions with other values of some. Cost: some 20 plans of 100 runs for each assumption.
     """
 
     def verdict_at(name: str, factor: float) -> Verdict:
         changed = assumed({name: known[name].value * factor})
-        return judge(evidence, changed, find_options(evidence, changed, fleet, start, _RUNS, seed, _SPANS)).verdict
+        return judge(evidence, changed, find_options(evidence, changed, fleet, start, _RUNS, _SPANS)).verdict
 
-    def searched(name: str) -> Iterator[Flip]:
+    def searched(name: str) -> Iterator[FlipRow]:
         for direction in (1, -1):
             inside = 1.0
             for size in _FACTORS:
@@ -180,12 +147,13 @@ def find_flips(
                         else:
                             factor, other = middle, verdict
                     quantity = known[name]
-                    yield Flip(name, quantity.unit, quantity.value, quantity.value * factor, factor, other)
+                    value = quantity.value
+                    yield FlipRow(name, quantity.unit, value, value * factor, factor, other.value)
                     break
                 inside = factor
 
     known = assumed({})
-    today = judge(evidence, known, find_options(evidence, known, fleet, start, _RUNS, seed, _SPANS)).verdict
+    today = judge(evidence, known, find_options(evidence, known, fleet, start, _RUNS, _SPANS)).verdict
     names = [name for name, quantity in known.items() if math.isfinite(quantity.value) and quantity.value]
     flips = [flip for name in track(names, "find what changes the verdict", "assumptions") for flip in searched(name)]
     return sorted(flips, key=lambda flip: abs(math.log(flip.factor)))
@@ -203,9 +171,7 @@ class Deadline:
     workers: float
 
 
-def find_deadline(
-    known: Assumptions, fleet: FleetSettings, start: datetime, build_hours: float, seed: int = 0
-) -> Deadline | None:
+def find_deadline(known: Assumptions, fleet: FleetSettings, start: datetime, build_hours: float) -> Deadline | None:
     """Whether a backfill is finished before the old model ends, and what would do it; None without an end or hours."""
     if (ends := fleet.old_model_ends) is None:
         return None
@@ -213,11 +179,10 @@ def find_deadline(
     def in_time(begin: datetime, factor: float = 1.0) -> float:
         names = [f"{group.name}.number" for group in fleet.workers]
         more = {name: replace(known[name], value=known[name].value * factor) for name in names}
-        whole = run_backfill(known | more, fleet, begin, False, _RUNS, seed, _SPANS).whole
+        whole = run_backfill(known | more, fleet, begin, False, _RUNS, _SPANS).whole
         finish = whole + np.nan_to_num(build_hours)
-        return (
-            float(np.mean(finish <= (ends - begin).total_seconds() / 3600)) if not np.isnan(finish).any() else math.nan
-        )
+        share = float(np.mean(finish <= (ends - begin).total_seconds() / 3600))
+        return math.nan if np.isnan(finish).any() else share
 
     finished = in_time(start)
     if math.isnan(finished):

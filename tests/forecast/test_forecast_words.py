@@ -1,6 +1,7 @@
 """The sentences of a forecast, from hand-made rows."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,6 +141,13 @@ def test_first_results_of_the_sample_can_contradict() -> None:
 def test_the_command_that_halves_the_interval_can_be_typed(command: str, following: str) -> None:
     assert next_command(results(A, command=command)) == following
     assert next_command(results(row("a", 0.4, to_halve=NAN), command=command)) == ""
+
+
+def test_a_plan_is_the_next_step_unless_the_new_model_is_worse(capsys: pytest.CaptureFixture[str]) -> None:
+    results(A).show(Path("shop/forecast"))
+    assert "plan shop --fleet fleet.yaml" in capsys.readouterr().out
+    results(A, new={"mAP": [0.15, 0.1, 0.19]}).show(Path("shop/forecast"))
+    assert "--fleet" not in capsys.readouterr().out
 
 
 def test_what_is_exact_needs_no_sample() -> None:

@@ -26,10 +26,9 @@ def curve(
     """A merge with these qualities at equal shares. half: half of its 95 % interval."""
     value, t = np.array(values), np.linspace(0, 1, len(values))
     lead = float(np.trapezoid(value, t)) - OLD
-    exact = Difference(0.0, 0.0, 0.0)
     return Curve(
-        name, name, "random", "raw", t, value, value - half, value + half, Difference(lead, lead - half, lead + half),
-        exact, exact, (0.0, math.nan, math.nan), True, maps_items, np.full(len(t), per_query),
+        name, name, "random", "raw", t, value, Difference(lead, lead - half, lead + half),
+        (0.0, math.nan, math.nan), True, maps_items, np.full(len(t), per_query),
     )  # fmt: skip
 
 
@@ -40,7 +39,7 @@ def evidence(
     """Results of an upgrade that is worth ``step``, with half of its 95 % interval."""
     return Evidence(
         "mAP@10", OLD, OLD + step, Difference(step, step - half, step + half), decision,
-        (curve(half=half),) if curves is None else curves, items, "", "queries", 100, Path("results"), "",
+        (curve(half=half),) if curves is None else curves, items, "", "queries", 100, Path("results"),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,14 +18,16 @@ from hypothesis import strategies as st
 
 import ray_backfill as rb
 from ray_backfill.core.outcome import Decision
+from ray_backfill.plan import run as plan_run
 from ray_backfill.plan.capacity import UNKNOWN
 from ray_backfill.plan.fleet import FleetSettings, IndexSettings, ProviderSettings, TrafficSettings, WorkersSettings
-from ray_backfill.plan.options import NOTHING, ONLINE, SWITCH, Choice, Options, dominated, find_options
-from ray_backfill.plan.report import read_plan
+from ray_backfill.plan.options import COLLECTION, NOTHING, ONLINE, SWITCH, Choice, Options, dominated, find_options
+from ray_backfill.plan.report import as_json, read_plan
 from ray_backfill.plan.run import plan_upgrade
 from ray_backfill.plan.verdict import judge
 from tests.compare.folder import labelled
 from tests.plan.made import assumed, changed, curve, evidence
+from tests.test_structure import ROOT
 
 START = datetime(2026, 12, 1)
 FLEET = """
@@ -32,7 +35,8 @@ items: 2_000_000
 start: 2026-12-01 08:00
 setup_dollars: 40
 workers: {number: 2, items_per_s: 10, dollars_per_hour: 3.6, uncertainty: UNCERTAIN}
-index: {build_hours: 36, dollars_per_hour: 2, bytes_per_item: 100, dollars_per_gb_month: 50}
+index:
+  {build_hours: 36, dollars_per_hour: 2, bytes_per_item: 100, payload_bytes_per_item: 300, dollars_per_gb_month: 50}
 traffic: {queries_per_day: 100_000}
 """
 
@@ -85,20 +89,26 @@ def test_every_way_follows_from_the_assumptions_and_the_curves(sure: Path, run: 
     assert facts["old"] == pytest.approx(old)
     hours_of = dict(iter(plan["hours"].groupby("name")))
     rows = plan["options"].set_index("name", drop=False)
-    assert set(rows["policy"]) == {SWITCH, ONLINE, NOTHING, "cascade"}
+    assert set(rows["policy"]) == {SWITCH, COLLECTION, ONLINE, NOTHING, "cascade"}
     for name, row in rows.iterrows():
         parts = plan["dollars"][plan["dollars"]["name"] == name].set_index("part")["dollars"]
         assert row["dollars"] == pytest.approx(parts.sum(skipna=False), nan_ok=True)
         if row["policy"] == NOTHING:
             assert (row["hours"], row["dollars"], row["point_days"], row["memory_gb"]) == (0, 0, 0, pytest.approx(gb))
             continue
-        hours = switched_h if row["policy"] == SWITCH else merged_h
-        workers_h = embedding_h if row["policy"] == SWITCH else merged_h
+        is_switch = row["policy"] in (SWITCH, COLLECTION)
+        hours, workers_h = (switched_h, embedding_h) if is_switch else (merged_h, merged_h)
+        # A second collection copies payloads, too.
+        copied = a["index.bytes_per_item"] + (row["policy"] == COLLECTION) * a["index.payload_bytes_per_item"]
+        copied_gb = a["items"] * copied / 1e9
         assert row["hours"] == pytest.approx(hours)
         assert parts["embedding"] == pytest.approx(a["workers.number"] * a["workers.dollars_per_hour"] * workers_h)
         assert parts["index"] == pytest.approx(a["index.build_hours"] * a["index.dollars_per_hour"])
-        assert parts["second partition"] == pytest.approx(hours * gb * a["index.dollars_per_gb_month"] / 720)
-        assert row["memory_gb"] == pytest.approx(2 * gb)
+        assert parts["second partition"] == pytest.approx(hours * copied_gb * a["index.dollars_per_gb_month"] / 720)
+        assert row["memory_gb"] == pytest.approx(gb + copied_gb)
+        if row["policy"] == COLLECTION:
+            assert row["dominated_by"] == rows.index[rows["policy"] == SWITCH][0]
+            continue  # its quality is that of the other switch
         # Hours, dollars and shares are certain; quality varies by its interval, as one number for all moments.
         table = hours_of[row["name"]]
         assert table["hour"].iloc[-1] == pytest.approx(max(switched_h, merged_h))
@@ -140,6 +150,30 @@ def test_quantiles_are_in_order(run: Path) -> None:
     assert many == pytest.approx(few / 2)
 
 
+def test_the_document_for_programs_has_its_schema(sure: Path) -> None:
+    schema = json.loads((ROOT / "docs" / "schema" / "plan.json").read_text(encoding="utf-8"))
+    jsonschema.validate(json.loads(json.dumps(as_json(sure), allow_nan=False)), schema)
+
+
+def test_the_first_items_are_named_where_the_embeddings_are(
+    sure: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_run, "find_flips", lambda *plan: [])
+    data = run.parent / "data"
+    ids = pd.read_parquet(data / "gallery.parquet")["id"].astype(str)
+    plan = read_plan(sure)
+    order = np.argsort(np.random.default_rng(0).permutation(len(ids)))[:10]  # by a random score each
+    assert plan.manifest["first_items"] == as_json(sure)["first_items"] == ids.iloc[order].tolist()
+    assert ", ".join(ids.iloc[order]) in (sure / "plan.md").read_text()
+    data.rename(run.parent / "moved away")
+    try:
+        again = read_plan(plan_upgrade(run, run.parent / "sure.yaml", run.parent / "again", runs=2))
+        assert again.manifest["first_items"] == []
+        assert "In the order random;" in again.manifest["answers"]["Which items first?"]
+    finally:
+        (run.parent / "moved away").rename(data)
+
+
 def is_shown(text: str, values: Iterable[float]) -> bool:
     """Whether a number in words is one of these, rounded to its last digit."""
     plain = text.replace(",", "")
@@ -175,7 +209,10 @@ def test_each_number_of_the_sentences_is_in_the_tables_or_follows_from_them(sure
     shares += [*days, chosen["point_days"]]
     won = chosen["point_days"] - switch["point_days"]
     sums = [*plan["dollars"]["dollars"], switch["dollars"], chosen["extra"], chosen["extra"] / won]
-    others = [a["items"], won, *range(10)]  # days, and other ways
+    collection = options[options["policy"] == COLLECTION].iloc[0]
+    sums.append(collection["dollars"] - switch["dollars"])
+    others = [a["items"], won, *range(10), collection["memory_gb"] - switch["memory_gb"]]  # days, and other ways
+    others += [float(item) for item in facts["first_items"]]
     for text in (facts["sentence"], facts["inequality"], *facts["answers"].values()):
         for number in numbers_of(text):
             values = [*hours, *(60 * hour for hour in hours), *(hour / 24 for hour in hours)]
@@ -213,7 +250,9 @@ def test_the_page_and_markdown_say_what_the_tables_say(sure: Path) -> None:
 
 KNOWN = FleetSettings(
     items=2e6, workers=(WorkersSettings(2, items_per_s=10, dollars_per_hour=3.6),), setup_dollars=5,
-    index=IndexSettings(build_hours=3, dollars_per_hour=2, bytes_per_item=100, dollars_per_gb_month=50),
+    index=IndexSettings(
+        build_hours=3, dollars_per_hour=2, bytes_per_item=100, payload_bytes_per_item=300, dollars_per_gb_month=50
+    ),
     traffic=TrafficSettings(queries_per_day=1e5), value_per_point_day=10.0, tenants=True,
 )  # fmt: skip
 PROVIDER = replace(
@@ -222,7 +261,7 @@ PROVIDER = replace(
         dollars_per_million_tokens=0.1, tokens_per_item=100, tokens_per_query=10, tokens_per_minute=1e6
     ),
 )  # fmt: skip
-ALL_WAYS = {SWITCH, ONLINE, "tenant by tenant"}
+ALL_WAYS = {SWITCH, COLLECTION, ONLINE, "tenant by tenant"}
 # Without it -> what of which ways is unknown then.
 LACKS: dict[str, tuple[set[str], set[str]]] = {
     "workers.items_per_s": ({"finish", "total", "point_days", "extra_dollars"}, {ONLINE}),
@@ -230,6 +269,7 @@ LACKS: dict[str, tuple[set[str], set[str]]] = {
     "index.build_hours": ({"total", "index"}, ALL_WAYS),
     "index.dollars_per_hour": ({"total", "index"}, ALL_WAYS),
     "index.bytes_per_item": ({"total", "second partition", "memory_gb"}, ALL_WAYS),
+    "index.payload_bytes_per_item": ({"total", "second partition", "memory_gb"}, {COLLECTION}),
     "index.dollars_per_gb_month": ({"total", "second partition"}, ALL_WAYS),
     "traffic.queries_per_day": ({"total", "extra_dollars", "queries"}, {ONLINE}),
     "provider.dollars_per_million_tokens": ({"total", "embedding"}, ALL_WAYS),

@@ -11,10 +11,19 @@ from rich.text import Text
 from ray_backfill.compare import selection
 from ray_backfill.compare.analyses import sections
 from ray_backfill.compare.report.answers import fall_cell, good_to_know, warnings
-from ray_backfill.compare.report.verdict import basis, conditions, export_command, next_command, verdict
+from ray_backfill.compare.report.verdict import (
+    basis,
+    conditions,
+    decide,
+    export_command,
+    next_command,
+    plan_command,
+    upgrade,
+    verdict,
+)  # fmt: skip
 from ray_backfill.compare.results import DOUBLE_DAGGER, ResultsData
 from ray_backfill.core.errors import why_not_installed
-from ray_backfill.core.outcome import as_typed
+from ray_backfill.core.outcome import Decision, as_typed
 from ray_backfill.page.layout import show
 from ray_backfill.page.numbers import NOTHING, percent, percent_sign, tick
 
@@ -83,6 +92,9 @@ def draw_table(results: ResultsData, console: Console | None = None, folder: Pat
         notes.append(Text(f"next: {as_typed(command)}" + f" ({lacking})" * bool(lacking), style="bold"))
     if folder is not None and (command := export_command(results, folder)):
         notes.append(Text(f"to serve it: {as_typed(command)}", style="bold"))
+    is_planned = upgrade(results) is not None and not selection.is_retention(results)
+    if folder is not None and is_planned and decide(results) is not Decision.STOP:
+        notes.append(Text(f"to plan it: {as_typed(plan_command(folder))}", style="bold"))
     shown, best = overview(results), results.best()
     table = _empty_table(table_title(results), [(name, name in NAMES) for name in shown.columns[:MOST_COLUMNS]])
     # With one row per method only the references are set apart, as orders differ from row to row.

@@ -234,19 +234,30 @@ def export_command(results: ResultsData, folder: Path) -> str:
 
     folder: of the results.
     """
-    best, run = results.best(), folder.parent if folder.name == "results" else folder
-    run = run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
+    best = results.best()
     if decide(results) is not Decision.GO or best is None or best.is_reference:
         return ""
     if results.manifest.traits.methods[best.method].recalls or results.evaluation.get("filter"):
         return ""
-    words = [
-        ("--method", best.method),
-        ("--merge", best.merge),
-        ("--order", best.order),
-        ("--to", str(run / "upgrade")),
-    ]
-    return shlex.join(["ray-backfill", "export", str(run), *(word for option in words for word in option)])
+    return export_of(folder, best.method, best.merge, best.order)
+
+
+def export_of(folder: Path, method: str, merge: str, order: str) -> str:
+    """The command that exports a method of the results in a folder."""
+    run = _run_of(folder)
+    words = ["--method", method, "--merge", merge, "--order", order, "--to", str(run / "upgrade")]
+    return shlex.join(["ray-backfill", "export", str(run), *words])
+
+
+def plan_command(folder: Path) -> str:
+    """The command that plans an upgrade by the results of ``simulate`` or ``forecast`` in a folder."""
+    return shlex.join(["ray-backfill", "plan", str(_run_of(folder)), "--fleet", "fleet.yaml"])
+
+
+def _run_of(folder: Path) -> Path:
+    """The folder of the run that has these results, as a user can type it."""
+    run = folder.parent if folder.name in ("results", "forecast") else folder
+    return run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -8,7 +8,7 @@ from ray_backfill.compare.report import print_table, read_results
 from ray_backfill.compare.report.terminal import overview
 from ray_backfill.compare.report.verdict import export_command, next_command, verdict
 from tests.compare.report import folder as folders
-from tests.compare.report.folder import METHODS, many_methods, write_results
+from tests.compare.report.folder import METHODS, manifest_of, many_methods, write_results
 
 
 def printed(folder: Path, width: int = 160) -> str:
@@ -122,6 +122,16 @@ def test_the_export_of_the_advised_method_is_named_if_the_decision_is_go(tmp_pat
     assert words.removeprefix("ray-backfill ") in said, "by whatever started this process"
     alone = write_results(tmp_path / "oracle", orders=("oracle_loss",))
     assert "to serve it" not in printed(alone), "nobody has this order before the backfill"
+
+
+def test_a_plan_is_the_next_step_unless_the_new_model_is_worse_or_judges_itself(tmp_path: Path) -> None:
+    better = " ".join(printed(write_results(tmp_path / "shop" / "results")).split())
+    assert f"plan {tmp_path}/shop --fleet fleet.yaml" in better
+    worse = METHODS | {"new": ("new", (0.20, 0.20, 0.20), 0.20, 0.20, 1.0, *METHODS["new"][5:])}
+    assert "--fleet" not in printed(write_results(tmp_path / "worse", methods=worse))
+    with manifest_of(tmp_path / "shop" / "results") as manifest:
+        manifest["data"]["truth"] = {"name": "new-top1", "is_retention": True, "k": 1}
+    assert "--fleet" not in printed(tmp_path / "shop" / "results"), "plan refuses it"
 
 
 def test_what_no_drill_can_run_is_no_next_command(tmp_path: Path) -> None:
