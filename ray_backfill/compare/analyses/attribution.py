@@ -261,7 +261,7 @@ def section(results: ResultsData) -> Section | None:
         of_row = changes_of(results, shown)
         names = [("method", Cell(results.name(shown)))]
         names += [(head, word(text)) for head, text in variant_cells(results, shown).items()]
-        ladder = [(_LABELS.get(stage, stage), share(of_row[LADDER, stage].value)) for stage in stages]
+        ladder = [(_LABELS.get(stage, stage), share(of_row.get((LADDER, stage), unknown).value)) for stage in stages]
         everyone.append([*names, *ladder, ("service", share(shown.auc))])
     which = f"{row.title}{', ' * bool(results.group(row))}{results.label(row.variant) if results.group(row) else ''}"
     words = (

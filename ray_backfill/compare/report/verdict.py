@@ -499,7 +499,7 @@ def plain_advice(results: ResultsData) -> str:
         lead = Difference(plain.difference, plain.low, plain.high)
     elif plain.advice == here:
         return ""
-    elif MERGE in (plain.advice, here):
+    elif STAY not in (plain.advice, here):
         row = would if plain.advice == MERGE else best
         assert row is not None
         who, lead = _name(results, row), results.difference(row, old, at_once=True)
