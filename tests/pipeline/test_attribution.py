@@ -10,7 +10,9 @@ import pytest
 from scipy.stats import norm, t
 
 import ray_backfill as rb
-from ray_backfill.compare.report.verdict import advised
+from ray_backfill.compare.analyses.attribution import by_vectors_alone
+from ray_backfill.compare.report.verdict import advised, find_situation
+from ray_backfill.compare.results import ResultsData
 from tests.pipeline.test_simulate import folder_of
 
 SERVICES = {
@@ -52,13 +54,23 @@ EXPECTED: Mapping[str, Any] = {
 }
 
 
+# What the program takes for the results without the service; one for each run behind one.
+ALONE: list[ResultsData] = []
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[rb.Results, Path]]:
     """One comparison behind each service, without reports."""
     path = tmp_path_factory.mktemp("attribution")
     folder, found = folder_of(path / "data"), {}
+
+    def kept(*of: Any) -> ResultsData:
+        ALONE.append(by_vectors_alone(*of))
+        return ALONE[-1]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ray_backfill.compare.write.write_report", lambda _: None)
+        patch.setattr("ray_backfill.compare.analyses.attribution.by_vectors_alone", kept)
         for name, service in SERVICES.items():
             (path / "service.yaml").write_text(service)
             how: dict[str, Any] = {"service": path / "service.yaml"} if service else {}
@@ -149,6 +161,23 @@ def test_what_the_vectors_alone_would_have_advised(service: str, runs: Mapping[s
     # As wide as one interval, or wider: it allows for the choice of the best.
     if (single := results.difference(there, best)) is not None:
         assert advice.high - advice.low > 0.99 * (single.high - single.low)
+
+
+def test_the_results_by_the_vectors_alone_are_those_of_a_run_without_a_service(
+    runs: Mapping[str, tuple[rb.Results, Path]],
+) -> None:
+    plain = runs["plain"][0]
+    assert len(ALONE) == len(SERVICES) - 1
+    for alone in ALONE:
+        assert find_situation(alone) is find_situation(plain)
+        assert alone.differences.keys() == plain.differences.keys()
+        for one, other in ((alone.differences, plain.differences), (alone.at_once, plain.at_once)):
+            np.testing.assert_allclose([*one.values()], [*other.values()], atol=1e-12)
+        for row in plain.rows:
+            same = alone.row(row.method, row.variant, row.metric)
+            assert same is not None
+            for column in ("auc", "auc_low", "gain", "gain_low", "gain_high", "old_auc", "new_auc", "start", "end"):
+                np.testing.assert_allclose(getattr(same, column), getattr(row, column), atol=1e-12)
 
 
 def test_without_a_service_there_is_no_table(runs: Mapping[str, tuple[rb.Results, Path]]) -> None:
