@@ -21,7 +21,7 @@ def main_charts(results: ResultsData) -> list[Chart]:
 
 def curve_charts(results: ResultsData) -> list[Chart]:
     """A chart for each metric, and each order and merge if there are several; those of a metric have one scale."""
-    charts = []
+    charts, behind = [], " behind the service" * bool(selection.service_in_words(results))
     for metric in results.metrics:
         of_metric = []
         for variant in drawn_variants(results):
@@ -30,7 +30,7 @@ def curve_charts(results: ResultsData) -> list[Chart]:
             several = [results.label(variant)] if len(results.variants) > 1 else []
             of_metric.append(
                 Chart(
-                    ", ".join((f"{metric} during the backfill", *several)),
+                    ", ".join((f"{metric}{behind} during the backfill", *several)),
                     f"{metric} (%)",
                     "average",
                     tuple(curves),

@@ -37,7 +37,7 @@ from ray_backfill.engine.orders import make_order
 from ray_backfill.engine.replay import Curve, Served, find_first, replay_pairs, usable_cpus
 from ray_backfill.engine.systems import GroundTruth, IntArray, UpgradePair
 from ray_backfill.learn.methods import Method
-from ray_backfill.pipeline.lists import Stages
+from ray_backfill.pipeline.attribution import PLAIN, variations_of
 from ray_backfill.pipeline.replay import first_results, pairs_to_rank, replay_service
 from ray_backfill.pipeline.rerank import score_pairs
 
@@ -391,17 +391,6 @@ def replay_here(comparison: Comparison, device: str = "cpu") -> Curves:
         return Serving(distinct, pairs, replay, find)
 
     return replay_methods(comparison, serve)
-
-
-# Variations of a service's stages: the vectors' whole ranking; lists without fusion and re-ranker; one of them alone.
-PLAIN, LISTS, FUSED, UNFUSED = "plain", "lists", "fused", "unfused"
-
-
-def variations_of(stages: Stages) -> dict[str, Stages]:
-    """What is replayed beside the service, but for ``PLAIN``."""
-    lists = {LISTS: replace(stages, fusion=None, top=0)} if stages.fusion or stages.top else {}
-    both = stages.fusion and stages.top
-    return lists | ({FUSED: replace(stages, top=0), UNFUSED: replace(stages, fusion=None)} if both else {})
 
 
 def with_relevance(comparison: Comparison, out: Path, device: str, overwrite: bool = False) -> Comparison:

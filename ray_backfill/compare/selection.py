@@ -6,6 +6,7 @@ moments at which another method is better than the best one. Computes no figure 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -260,6 +261,20 @@ def retained(results: ResultsData) -> str:
     """What is retained, in words: "the new model's first result"."""
     k = results.manifest.data.get("truth", {}).get("k", 1)
     return "the new model\u2019s first result" if k == 1 else f"the new model\u2019s first {k} results"
+
+
+def service_in_words(results: ResultsData) -> str:
+    """The stages of the service that was replayed, with the last part of paths; "" without one."""
+    service = results.evaluation.get("service")
+    if not service:
+        return ""
+    hybrid, rerank, told = service["hybrid"], service["rerank"], [f"{service['retrieve']:,} results of each partition"]
+    if hybrid:
+        merge = " without a merge" * (hybrid["lists"] == "separate")
+        told.append(f"fusion with {PurePath(hybrid['list']).name} by {hybrid['fusion']}{merge}")
+    if rerank:
+        told.append(f"the first {rerank['top']:,} re-ranked by {PurePath(rerank['scores'] or rerank['model']).name}")
+    return ", ".join(told)
 
 
 def metric_title(results: ResultsData, metric: str) -> str:

@@ -73,7 +73,8 @@ class DrawnCurve:
     """A line of a chart, in the units of its axes.
 
     key: the same in all charts that show the same thing. title, number: for the legend. x, y: (T,).
-    is_step: values hold until the next one. is_shown: False for a line that a reader sees on request only.
+    is_step: values hold until the next one. is_shown: False for a line that a reader sees on request only. bottom: of
+    bars, where they start; None: on top of those before.
     """
 
     key: str
@@ -85,6 +86,7 @@ class DrawnCurve:
     interval: Interval | None = None
     is_step: bool = False
     is_shown: bool = True
+    bottom: Floats | None = None
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,12 @@ def draw(plot: Axes, chart: Chart, curves: Sequence[DrawnCurve]) -> None:
     if chart.bars:  # the curves on top of each other, a bar for each place
         bottom, every = np.zeros(len(chart.bars)), -(-len(chart.bars) // 12)
         for curve in curves:
-            for bar in plot.bar(curve.x, curve.y, 0.8, bottom=bottom, color=curve.style.colour):
+            foot = bottom if curve.bottom is None else curve.bottom
+            for bar in plot.bar(curve.x, curve.y, 0.8, bottom=foot, color=curve.style.colour):
                 bar.set_gid(f"line-{curve.key}")
-            bottom = bottom + curve.y
+            if curve.interval is not None:
+                plot.vlines(*curve.interval, color=INK, linewidth=1.2)
+            bottom = bottom + curve.y if curve.bottom is None else bottom
         plot.set_xticks(range(0, len(chart.bars), every), chart.bars[::every])
     else:
         for curve in curves:

@@ -77,6 +77,8 @@ def _remarks(results: ResultsData) -> Iterator[Remark]:
         sentences.append(
             f"{what} scored: too few to tell methods apart. Use at least {verdict.FEW_QUERIES}, better hundreds."
         )
+    if said := verdict.plain_advice(results):
+        sentences.append(said)
     yield from map(Remark, sentences)
     if unlearned := [results.titles[name] for name in results.methods if name in results.unlearned]:
         shown = unlearned if len(unlearned) <= FEW + 1 else unlearned[:FEW]

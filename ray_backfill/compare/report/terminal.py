@@ -129,4 +129,6 @@ def table_title(results: ResultsData) -> str:
     """What the overview shows; names an oracle order that stands in no column."""
     is_bound = len(results.variants) == 1 and any(row.is_bound for row in results.table(results.primary))
     bound = f", {results.order_name(results.orders[0])} order" if is_bound else ""
-    return f"{selection.metric_title(results, results.primary)} while the gallery is backfilled{bound}, in per cent"
+    behind = " behind the service" * bool(selection.service_in_words(results))
+    title = selection.metric_title(results, results.primary)
+    return f"{title}{behind} while the gallery is backfilled{bound}, in per cent"

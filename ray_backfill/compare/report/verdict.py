@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ray_backfill.compare.analyses.cascades import price
-from ray_backfill.compare.results import ResultsData, Row
-from ray_backfill.compare.selection import is_retention, judged_side, judgement, retained
+from ray_backfill.compare.results import ResultsData, Row, Variant
+from ray_backfill.compare.selection import is_retention, judged_side, judgement, retained, service_in_words
 from ray_backfill.compare.tables import HEAD_ALONE, NEGATIVE_FLIPS_VS_OLD, NEW, OLD, POSITIVE_FLIPS_VS_OLD
 from ray_backfill.core.outcome import Decision
 from ray_backfill.core.schema import NO, UNDECIDED, YES
@@ -195,7 +195,8 @@ def basis(results: ResultsData) -> str:
     """What the verdict rests on: numbers of queries and items, and the difference between the models."""
     items, step = results.manifest.data["gallery_items"], upgrade(results)
     old, new, metric = results.reference(OLD), results.reference(NEW), results.primary
-    said = f"This rests on {queries(results):,} queries and {items:,} gallery items."
+    behind = f", behind a service: {service}" if (service := service_in_words(results)) else ""
+    said = f"This rests on {queries(results):,} queries and {items:,} gallery items{behind}."
     if old is None or new is None or step is None or is_retention(results) or find_situation(results) in _NOT_BETTER:
         return said
     digits = results.digits(metric)
@@ -215,7 +216,9 @@ def next_command(results: ResultsData) -> str:
     if is_retention(results) and judgement(results) is None:
         others = [option for option in given if option[0] != "--truth"]
         return _command("simulate", [*others, ("--judge", ["judgements.csv"])])
-    if names & {"--old-gallery", "--filter"} or (is_retention(results) and decide(results) is not Decision.GO):
+    if names & {"--old-gallery", "--filter", "--service"} or (
+        is_retention(results) and decide(results) is not Decision.GO
+    ):
         return ""
     if find_situation(results) is not Situation.UPGRADE or best is None or best.is_reference:
         return ""
@@ -472,6 +475,53 @@ def decide(results: ResultsData) -> Decision:
     if side == -1 or (situation is Situation.WORSE and not is_retention(results) and not unknown):
         return Decision.STOP
     return Decision.GO if situation in (Situation.UPGRADE, Situation.NOT_MIXED) and not unknown else Decision.OPEN
+
+
+# What a verdict advises: no upgrade, a switch when the new index is complete, or a merge online.
+STAY, SWITCH, MERGE = "stay", "switch", "merge"
+
+
+def advised(results: ResultsData) -> str:
+    """What the verdict advises, by the primary metric; "" if no interval can be estimated."""
+    situation, best = find_situation(results), results.best()
+    if situation is Situation.TOO_FEW_QUERIES:
+        return ""
+    if situation in _NOT_BETTER:
+        return STAY
+    return MERGE if situation is Situation.UPGRADE and best is not None and not best.is_reference else SWITCH
+
+
+def plain_advice(results: ResultsData) -> str:
+    """What the vectors alone would have advised, and what that means in this service; "" if the same, or unknown."""
+    rows, here, best = results.table_of("plain_advice"), advised(results), results.best()
+    old, metric = results.reference(OLD), results.primary
+    if not rows or not here or old is None:
+        return ""
+    plain = rows[0]
+    would = results.row(plain.method, Variant(plain.order, plain.merge), metric)
+    names = {STAY: "no upgrade", SWITCH: "a switch when the new index is complete"}
+    if plain.advice == MERGE:
+        if would is None:  # these are results without it
+            return ""
+        names[MERGE] = _name(results, would)
+    who, other, lead = "the finished upgrade", "the old service", upgrade(results)
+    if plain.advice == here == MERGE and would is not None and best is not None:
+        who, other = names[MERGE], _name(results, best)
+        lead = Difference(plain.difference, plain.low, plain.high)
+    elif plain.advice == here:
+        return ""
+    elif STAY not in (plain.advice, here):
+        row = would if plain.advice == MERGE else best
+        assert row is not None
+        who, lead = _name(results, row), results.difference(row, old, at_once=True)
+    if lead is None or who == other:
+        return ""
+    serves = f"no difference between {who} and {other} is shown ({with_limits(lead)})"
+    if lead.side:
+        low, high = (lead.low, lead.high) if lead.side > 0 else (-lead.high, -lead.low)
+        more = f"{points(abs(lead.value))} {'more' if lead.side > 0 else 'less'} {metric}"
+        serves = f"{'it' if who == names[plain.advice] else who} serves {more} than {other}{in_brackets(low, high)}"
+    return f"By the vectors alone, {names[plain.advice]} would have been recommended; in this service {serves}."
 
 
 def queries(results: ResultsData) -> int:

@@ -23,48 +23,69 @@ EVERYTHING = Evaluation(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results with something for every analysis, after data and maps are gone."""
-    path = tmp_path_factory.mktemp("run")
+# What only a run behind a service has.
+BEHIND = {"attribution", "plain_advice"}
+
+
+def finished(path: Path, evaluation: Evaluation) -> Path:
+    """Results after data and maps are gone."""
     write_split(path / "data" / "gallery.parquet", 60, 0)
     write_split(
         path / "data" / "queries.parquet", 33, 1000, label=[*np.arange(32) % 10, 99], tenant=["a", "b", "c"] * 11
     )
     write_split(path / "data" / "train.parquet", 1200, 2000)
-    out = evaluate_folder(path / "data", EVERYTHING, FitSettings(HeadTraining(epochs=1)), Context(path / "out"))
+    out = evaluate_folder(path / "data", evaluation, FitSettings(HeadTraining(epochs=1)), Context(path / "out"))
     shutil.move(out, path / "results")
     shutil.rmtree(path / "data")
     shutil.rmtree(path / "out")
     return path / "results"
 
 
-def test_the_page_is_made_from_the_tables_alone(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {path.stem for path in stored.glob("*.parquet")} == set(all_tables()), "every table has something to show"
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results with something for every analysis that needs no service."""
+    return finished(tmp_path_factory.mktemp("run"), EVERYTHING)
+
+
+@pytest.fixture(scope="module")
+def behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("behind")
+    (path / "service.yaml").write_text("retrieve: 9")
+    few = replace(EVERYTHING, methods=("rm_naive",), metrics=("nDCG@9",), slices=(), cutoffs=())
+    return finished(path, replace(few, service=path / "service.yaml"))
+
+
+def test_the_page_is_made_from_the_tables_alone(stored: Path, behind: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = [{path.stem for path in folder.glob("*.parquet")} for folder in (stored, behind)]
+    assert written[0] | BEHIND == set(all_tables()), "every table has something to show"
+    assert written[1] & BEHIND == BEHIND
+    assert not written[0] & BEHIND
 
     def refuse(*_: object) -> None:
         raise AssertionError("a report must not compute")
 
     lazy = tuple(replace(each, compute=refuse) for each in all_analyses())
     monkeypatch.setattr(analyses, "all_analyses", lambda: lazy)
-    assert html.render(read_data(stored)) == (stored / "report.html").read_text(encoding="utf-8")
+    for folder in (stored, behind):
+        assert html.render(read_data(folder)) == (folder / "report.html").read_text(encoding="utf-8")
 
 
 SHOWN = [each for each in all_analyses() if each.section and each.row and each.is_read]
 
 
 @pytest.mark.parametrize("analysis", SHOWN, ids=[each.name for each in SHOWN])
-def test_each_section_is_that_of_its_tables(analysis: Analysis, stored: Path, tmp_path: Path) -> None:
+def test_each_section_is_that_of_its_tables(analysis: Analysis, stored: Path, behind: Path, tmp_path: Path) -> None:
     assert analysis.section is not None
-    found = analysis.section(read_data(stored))
+    run = behind if analysis.name in BEHIND else stored
+    found = analysis.section(read_data(run))
     assert found is not None
-    folder = Path(shutil.copytree(stored, tmp_path / "results"))
+    folder = Path(shutil.copytree(run, tmp_path / "results"))
     for name in analysis.tables:
         (folder / f"{name}.parquet").unlink()
     without = read_data(folder)
     assert analysis.section(without) is None
     assert [each.title for each in sections(without)] == [
-        each.title for each in sections(read_data(stored)) if each.title != found.title
+        each.title for each in sections(read_data(run)) if each.title != found.title
     ]
 
 
@@ -74,8 +95,9 @@ def test_each_analysis_is_computed_after_those_that_it_needs() -> None:
         assert all(names.index(name) < names.index(each.name) for name in each.needs)
 
 
-def test_rows_are_kept_for_some_methods(stored: Path) -> None:
-    results = read_data(stored)
+@pytest.mark.parametrize("run", ["stored", "behind"])
+def test_rows_are_kept_for_some_methods(run: str, request: pytest.FixtureRequest) -> None:
+    results = read_data(request.getfixturevalue(run))
     few = results.only("rm_naive")
     for name, rows in few.tables.items():
         if "method" in columns(all_tables()[name]):
