@@ -63,6 +63,8 @@ def comparison_key(
         "filter": truth.filter.fingerprint if truth.filter else "",
         **{name: fingerprint(*parts) if parts else "" for name, parts in used.items()},
     }
+    if named.service is not None and (changes := named.service.changes_of(folder.gallery)) is not None:
+        inputs["changes"] = changes.fingerprint
     return RunKey(product, {**settings, "evaluation": named.recorded(), "versions": versions}, inputs, version)
 
 

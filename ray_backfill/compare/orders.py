@@ -172,6 +172,8 @@ def resolve_orders(folder: EmbeddingFolder, named: Named, classification: Classi
     how, orders, seed = named.evaluation, named.orders, named.evaluation.order_seed
     needed = dict.fromkeys(column for order in orders for column in order.needs)
     there = {name: values for name in needed if (values := _column(folder, name)) is not None}
+    if "changed_at" in needed and named.service and (changes := named.service.changes_of(folder.gallery)):
+        there["changed_at"] = changes.changed_at  # dates have become progress
     if "first_retrieved" in needed:
         places = first_retrieved(folder, how.distance, seed, how.filter)
         there |= {} if places is None else {"first_retrieved": places}

@@ -119,10 +119,11 @@ def read_changes(gallery: EmbeddingTable, period: Period | None = None) -> Chang
     there = [name for name in names if gallery.has_column(name)]
     if not there:
         raise InputError(f"{called(gallery.path)} has none of the columns {', '.join(names)}; leave changes out")
-    times = {name: np.zeros(len(gallery)) for name in names}
+    times: dict[str, NDArray[np.float64]] = {name: np.zeros(len(gallery)) for name in names}
     for name in there:
+        if period is None and (numbers := gallery.find_numbers(name)) is not None:
+            times[name] = numbers
         if period is None:
-            times[name] = gallery.find_numbers(name)
             continue
         column = gallery.column(name)
         if not pa.types.is_date(column.type) and getattr(column.type, "tz", "") is not None:
@@ -155,7 +156,9 @@ def with_changes(pair: Served, timeline: Timeline, points: int) -> Served:
 
 
 def always_answered(truth: GroundTruth, changes: Changes, points: int) -> GroundTruth:
-    """The ground truth without right answers of queries that have none at some point. Memory: 4 bytes a query and point.
+    """The ground truth without right answers of the queries that have none at some of T points.
+
+    Memory: 12 bytes a query and point.
 
     Raises:
         InputError: No query has one at all points.
@@ -165,7 +168,8 @@ def always_answered(truth: GroundTruth, changes: Changes, points: int) -> Ground
     answers = np.zeros((truth.n_queries, points + 1), np.int32)
     np.add.at(answers, (query, timeline.since), 1)
     np.add.at(answers, (query, timeline.until), -1)
-    stays = (np.cumsum(answers, axis=1)[:, :points] > 0).all(axis=1)[query]
+    is_answered = np.cumsum(answers, axis=1)[:, :points].min(axis=1) > 0
+    stays: NDArray[np.bool_] = is_answered[query]
     if not stays.any():
         raise InputError("no query has a right answer that is there at every moment, by inserted_at and deleted_at")
     return replace(
@@ -181,8 +185,8 @@ def measure_changing(
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """``measure_lists`` where the right answers of a moment are those that are there.
 
-    item: (b, t, k) at the points ``at``, ascending. timeline: of the gallery. Cost: that, and O(P + b) for each point at
-    which right answers of these queries come or go.
+    item: (b, t, k) at the points ``at``, ascending. timeline: of the gallery. Cost: that, and O(P + b) for each point
+    at which right answers of these queries come or go.
     """
     positives, starts = rows_of(truth.positives, truth.positive_starts, queries)
     ignored = rows_of(truth.ignored, truth.ignored_starts, queries)

@@ -113,7 +113,7 @@ def test_curves_are_those_of_a_literal_loop(
                 for (row, q), (j, t) in product(enumerate(counted), enumerate(t_of)):
                     listed = literal.at(q, t, order, stages)
                     items = [i for i, _ in listed]
-                    assert first[order].item[row, j].tolist() == (items + [-1, -1, -1])[:3]
+                    assert first[order].item[row, j].tolist() == [*items, -1, -1, -1][:3]
                     plain = [i for i, _ in literal.at(q, t, order, variation)]
                     for metric in METRICS:
                         expected = value(metric, items, right_at(q, t))
