@@ -113,6 +113,8 @@ def _random(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
 def _stale_first(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
     """Score by the place in a backfill that takes what has changed by now first, and otherwise an item at random."""
     changed, n = gallery.columns["changed_at"], len(gallery.old)
+    if not ((changed >= 0) & (changed <= 1)).all():
+        raise InputError("order 'stale_first' needs progress of the backfill in [0, 1] in the column 'changed_at'")
     changing = [item for item in np.argsort(changed, kind="stable").tolist() if changed[item] > 0]
     at_random, place, n_placed = iter(np.random.default_rng(seed).permutation(n).tolist()), np.full(n, -1.0), 0
     changing.reverse()  # the next one is the last

@@ -128,7 +128,7 @@ def read_service(file: Path) -> ServiceSettings:
         raise InputError(f"cut {stages.cut:,} is more than two partitions return ({stages.retrieve:,} each)")
     named = service
     if service.changes and hybrid:
-        raise InputError(f"{file}: changes would change the text list, too, which is not modelled; leave one of them out")
+        raise InputError(f"{file}: changes also change the text list, which is not modelled; leave one of them out")
     if isinstance(service.changes, Period) and not service.changes.start < service.changes.end:
         raise InputError(f"{file}: changes.end must be after changes.start")
     if hybrid is not None:

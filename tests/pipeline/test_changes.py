@@ -3,19 +3,25 @@
 import math
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ray_backfill as rb
 from ray_backfill.core.errors import InputError
+from ray_backfill.data.folder import read_folder
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.replay import Served
 from ray_backfill.pipeline.changes import Changes, Timeline
 from ray_backfill.pipeline.lists import Stages
 from ray_backfill.pipeline.replay import first_results, replay_service
+from ray_backfill.pipeline.service import ServiceSettings, read_service
 from tests.pipeline.test_literal import METRICS, POINTS, World, value, world
 
 # At, between, before and after the points of a replay.
@@ -124,3 +130,128 @@ def test_curves_are_those_of_a_literal_loop(
                     stale = [is_old and 0 < what.changed_at[i] <= t for i, is_old in listed[:10]]
                     if whole.stale is not None:
                         assert whole.stale[row, j] == pytest.approx(sum(stale) / max(1, len(stale)))
+
+
+def test_without_an_event_the_curves_are_those_without_changes() -> None:
+    made, nothing = world(5, Stages(6, 9)), np.zeros(14)
+    service = replace(made.service, text=None, stages=Stages(6, 9))
+    arguments = made.systems, made.served, made.truth, POINTS, METRICS, "l2"
+    (plain,) = replay_service(*arguments, service)
+    (same,) = replay_service(*arguments, replace(service, changes=Changes(nothing, nothing, nothing)))
+    for of_orders, of_same in zip(plain, same, strict=True):
+        for order, curve in of_orders.items():
+            assert curve.per_query.keys() == of_same[order].per_query.keys()
+            for metric, values in curve.per_query.items():
+                np.testing.assert_array_equal(values, of_same[order].per_query[metric])
+
+
+def write(folder: Path, service: str = "retrieve: 20\nchanges: true", **columns: Any) -> Path:
+    """A folder of 60 items of three classes, old and new vectors by which they are told apart, and service.yaml."""
+    rng, label = np.random.default_rng(1), np.arange(60) % 3
+    vectors = {model: np.eye(4)[label] + rng.normal(0, 0.1, (60, 4)) for model in ("old", "new")}
+    split = {"id": np.arange(60), "label": label, **vectors}
+    rb.write_folder(folder / "data", split | columns, split)
+    (folder / "service.yaml").write_text(service)
+    return folder
+
+
+def simulated(folder: Path, **more: Any) -> pd.DataFrame:
+    """The curves of RM naive."""
+    how: dict[str, Any] = {"methods": ["rm_naive"], "metrics": ["recall@20"], "merges": ["raw"], "points": 5} | more
+    rb.simulate(folder / "data", out=folder / "out", service=folder / "service.yaml", **how)
+    return pd.read_parquet(folder / "out" / "results" / "curves.parquet")
+
+
+def test_from_files_to_stale_answers(tmp_path: Path) -> None:
+    """Half of the items change at half-time; those that come late are found, although the order has them last."""
+    rows = np.arange(60)
+    columns = {
+        "inserted_at": np.where(rows % 20 == 7, 0.5, 0.0), "changed_at": np.where(rows % 2 == 0, 0.5, 0.0),
+        "deleted_at": np.where(rows % 20 == 9, 0.75, 0.0), "order_score": rows,
+    }  # fmt: skip
+    curves = simulated(write(tmp_path, **columns), orders=["given", "stale_first"])
+    stale = curves[curves["metric"] == "stale_answers"].set_index(["method", "order", "t"])["value"]
+    assert set(stale.index.get_level_values("method")) == {"rm_naive"}
+    given, first = stale["rm_naive", "given"], stale["rm_naive", "stale_first"]
+    assert (given[[0, 0.25, 1]] == 0).all()
+    assert 0.05 < given[0.75] < given[0.5] < 0.5
+    assert first[0.5] > 0
+    assert first[0.75] < given[0.75]
+    quality = curves[curves["metric"] == "recall@20"].set_index(["method", "order", "t"])["value"]
+    assert quality["rm_naive", "given", 0.5] == pytest.approx(1.0, abs=0.01), "the new items are found"
+    page = (tmp_path / "out" / "results" / "report.html").read_text()
+    assert "How many answers are stale?" in page
+    same = {name: values for name, values in columns.items() if name != "changed_at"}
+    write(tmp_path, **same, changed_at=np.zeros(60))
+    with pytest.raises(InputError, match="changes"):
+        simulated(tmp_path, orders=["given"])
+
+
+def test_dates_are_mapped_to_progress(tmp_path: Path) -> None:
+    service = "retrieve: 20\nchanges: {start: 2026-03-01, end: 2026-03-11}"
+    days = np.full(60, "2026-02-01", "datetime64[us]")
+    days[7] = np.datetime64("2026-03-06")
+    gone = np.full(60, "NaT", "datetime64[us]")
+    gone[9] = np.datetime64("2026-03-08T12:00")
+    folder = write(tmp_path, service, inserted_at=days, changed_at=days, deleted_at=gone)
+    read = read_service(folder / "service.yaml")
+    changes = ServiceSettings.of(read.recorded()).changes_of(read_folder(folder / "data").gallery)
+    assert changes is not None
+    expected = np.zeros((3, 60))
+    expected[0, 7] = expected[1, 7] = 0.5
+    expected[2, 9] = 0.75
+    np.testing.assert_allclose([changes.inserted_at, changes.changed_at, changes.deleted_at], expected)
+    assert len(simulated(folder, orders=["random", "stale_first"])) > 0
+
+
+def of_one(row: int, time: float, elsewhere: float = 0.0) -> np.ndarray:
+    """The times of 60 items, of which one is another."""
+    times = np.full(60, elsewhere)
+    times[row] = time
+    return times
+
+
+TRUE = "retrieve: 20\nchanges: true"
+DATES = "retrieve: 20\nchanges: {start: 2026-03-01, end: 2026-03-11}"
+BAD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no column": (TRUE, {}, "inserted_at, changed_at, deleted_at"),
+    "NaN": (TRUE, {"deleted_at": of_one(3, np.nan)}, "deleted_at"),
+    "beyond the end": (TRUE, {"changed_at": of_one(3, 1.01)}, "gallery row 3: changed_at"),
+    "before the beginning": (TRUE, {"inserted_at": of_one(3, -0.1)}, "gallery row 3: inserted_at"),
+    "deleted before inserted": (
+        TRUE, {"inserted_at": of_one(3, 0.5), "deleted_at": of_one(3, 0.4)}, "deleted_at 0.4 is before inserted_at 0.5",
+    ),
+    "changed before inserted": (
+        TRUE, {"inserted_at": of_one(3, 0.5), "changed_at": of_one(3, 0.4)}, "changed_at 0.4 is before inserted_at 0.5",
+    ),
+    "deleted before changed": (
+        TRUE, {"changed_at": of_one(3, 0.5), "deleted_at": of_one(3, 0.4)}, "deleted_at 0.4 is before changed_at 0.5",
+    ),
+    "many": (TRUE, {"deleted_at": np.full(60, 7.0)}, r"7 \(60 such rows\)"),
+    "all answers go": (TRUE, {"deleted_at": np.full(60, 0.5)}, "at every moment"),
+    "texts": (TRUE, {"deleted_at": np.full(60, "soon")}, "must hold numbers"),
+    "dates for numbers": (TRUE, {"deleted_at": np.full(60, "2026-03-04", "datetime64[us]")}, "must hold numbers"),
+    "numbers for dates": (DATES, {"deleted_at": of_one(3, 0.5)}, "dates or times"),
+    "gone before the beginning": (DATES, {"deleted_at": np.full(60, "2026-02-04", "datetime64[us]")}, "beginning"),
+    "a period that ends first": (
+        "changes: {start: 2026-03-11, end: 2026-03-01}", {"deleted_at": of_one(3, 0.5)}, "after changes.start",
+    ),
+    "half a period": ("changes: {start: 2026-03-11}", {"deleted_at": of_one(3, 0.5)}, "lacks end"),
+    "neither": ("changes: often", {"deleted_at": of_one(3, 0.5)}, "true or false"),
+    "with a text list": (
+        TRUE + "\nhybrid: {list: bm25}", {"deleted_at": of_one(3, 0.5)}, "text list",
+    ),
+    "stale_first without progress": (
+        "retrieve: 20", {"changed_at": of_one(3, 20.0)}, "stale_first",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_times_are_one_line_and_leave_nothing(case: str, tmp_path: Path) -> None:
+    service, columns, named = BAD[case]
+    folder = write(tmp_path, service, **columns)
+    with pytest.raises(InputError, match=named) as raised:
+        simulated(folder, orders=["random", *(["stale_first"] if "stale_first" in case else [])])
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out" / "results").exists()
