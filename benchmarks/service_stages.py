@@ -5,7 +5,8 @@
 
 The plain replay is cut at 100 and compares one pair of systems in one order. Behind it, each partition returns 100
 results, and a text list of 100 is fused with the merged list. Unavoidable is the search of the plain replay without its
-short cuts: two searches that keep 100 of each side. Times are the best of repeats.
+short cuts: two searches that keep 100 of each side. In a changing gallery, ``--changing`` of the items are deleted, and
+as many are inserted. Times are the best of repeats.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import numpy as np
 
 from ray_backfill.engine.replay import Served, replay_pairs
 from ray_backfill.engine.systems import GroundTruth, RetrievalSystem
+from ray_backfill.pipeline.changes import Changes
 from ray_backfill.pipeline.lexical import TextLists
 from ray_backfill.pipeline.lists import Fusion, Stages
 from ray_backfill.pipeline.replay import replay_service
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--dimensions", type=int, default=128)
     parser.add_argument("--points", type=int, default=11)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--changing", type=float, default=0.05)
     given = parser.parse_args()
     rng, n, q, k = np.random.default_rng(0), given.gallery, given.queries, 100
     centres = rng.normal(size=(200, given.dimensions)).astype(np.float32)
@@ -73,6 +76,13 @@ def main() -> None:
     ):
         seconds = best_of(given.repeats, lambda stages=stages: replay_behind(stages))  # type: ignore[misc]
         print(f"{name:40} {seconds:7.2f} s   {seconds / plain:5.2f} x", flush=True)
+    kind, nothing = rng.random(n) / given.changing, np.zeros(n)
+    inserted, deleted = (np.where(kind.astype(int) == of, rng.random(n), nothing) for of in (0, 1))
+    changing = Service(Stages(k, k), changes=Changes(inserted, nothing, deleted))
+    seconds = best_of(
+        given.repeats, lambda: replay_service(systems, served, truth, given.points, metrics, "cosine", changing)
+    )
+    print(f"{'100 of each, in a changing gallery':40} {seconds:7.2f} s   {seconds / plain:5.2f} x", flush=True)
     print(f"most memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GB")
 
 

@@ -48,7 +48,9 @@ def comparison_key(
     # The columns of the data contract count, whether they are used or not; of the others, those that are used.
     how, models = named.evaluation, models_of(named.methods)
     needs, searched = {column for order in named.orders for column in order.needs}, folder.queries or folder.gallery
-    numbers = {name: folder.gallery.find_numbers(name) for name in sorted(needs) if name not in COLUMNS}
+    changes = named.service.changes_of(folder.gallery) if named.service else None
+    in_key = {*COLUMNS, *(() if changes is None else ("changed_at",))}
+    numbers = {name: folder.gallery.find_numbers(name) for name in sorted(needs) if name not in in_key}
     used: dict[str, list[Any]] = {
         "columns_of_orders": [part for column in numbers.items() if column[1] is not None for part in column],
         "log": [],
@@ -63,6 +65,8 @@ def comparison_key(
         "filter": truth.filter.fingerprint if truth.filter else "",
         **{name: fingerprint(*parts) if parts else "" for name, parts in used.items()},
     }
+    if changes is not None:
+        inputs["changes"] = changes.fingerprint
     return RunKey(product, {**settings, "evaluation": named.recorded(), "versions": versions}, inputs, version)
 
 

@@ -171,7 +171,9 @@ def resolve_orders(folder: EmbeddingFolder, named: Named, classification: Classi
     """
     how, orders, seed = named.evaluation, named.orders, named.evaluation.order_seed
     needed = dict.fromkeys(column for order in orders for column in order.needs)
-    there = {name: values for name in needed if (values := _column(folder, name)) is not None}
+    changes = named.service.changes_of(folder.gallery) if named.service else None
+    there = {} if changes is None else {"changed_at": changes.changed_at}  # dates have become progress
+    there |= {n: values for n in needed if n not in there and (values := _column(folder, n)) is not None}
     if "first_retrieved" in needed:
         places = first_retrieved(folder, how.distance, seed, how.filter)
         there |= {} if places is None else {"first_retrieved": places}

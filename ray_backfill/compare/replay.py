@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ray_backfill.compare.orders import BackfillOrders
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.systems import Systems, distinct_systems
-from ray_backfill.compare.tables import NEW, NEW_EMBEDDINGS, OLD
+from ray_backfill.compare.tables import NEW, NEW_EMBEDDINGS, OLD, STALE_ANSWERS
 from ray_backfill.core.progress import step, task, track
 from ray_backfill.encode.encoder import Device
 from ray_backfill.engine import statistics as stats
@@ -76,7 +76,7 @@ class Replayed:
     """One method in one order and merge; of a random order, the mean over its permutations.
 
     curve: at the reported points. draws: metric -> (DRAWS, T) means of M_t at these. t: (J,) moments. values: metric ->
-    (J,) M_t, and of a cascade ``NEW_EMBEDDINGS``. falls: metric -> largest fall. top1_correct: (Q, J).
+    (J,) M_t, and ``NEW_EMBEDDINGS`` or ``STALE_ANSWERS``. falls: metric -> largest fall. top1_correct: (Q, J).
     permutation_aucs: metric -> (P,) AUC of each permutation; {} if there is one. first_top1: (Q, J) whether the first
     result is right in the first permutation. flips: its changes, with the first items; None for references, and but for
     the leading merge. merge: the kind of the merge; of the merge "best", the chosen one. with_merge: of old and new,
@@ -145,6 +145,8 @@ def judge(curves: Sequence[Curve], step: int, margin: float = 0.0, ends: "Sequen
                 reached[metric].append((float(low), float(high)))
     if curve.embedded is not None:
         values[NEW_EMBEDDINGS] = stats.mean(curve.embedded, curve.weights)
+    if curve.stale is not None:
+        values[STALE_ANSWERS] = stats.mean(curve.stale, curve.weights)
     reported = [permutation.thinned(step) for permutation in curves] if len(curves) > 1 else []
     aucs = {metric: np.array([one.auc(metric) for one in reported]) for metric in curve.per_query if reported}
     first_top1, kept = curves[0].top1_correct.astype(np.bool_, copy=False), curve.thinned(step)
@@ -194,12 +196,14 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
     }
     top1: NDArray[np.float64] = np.mean([curve.top1_correct for curve in curves], axis=0)
     embedded = [curve.embedded for curve in curves if curve.embedded is not None]
+    stale = [curve.stale for curve in curves if curve.stale is not None]
     variations = {name: mean_curve([curve.variations[name] for curve in curves]) for name in curves[0].variations}
     return replace(
         curves[0],
         per_query=per_query,
         top1_correct=top1,
         embedded=np.mean(embedded, axis=0) if embedded else None,
+        stale=np.mean(stale, axis=0) if stale else None,
         variations=variations,
     )
 

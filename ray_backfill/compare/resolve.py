@@ -26,6 +26,7 @@ from ray_backfill.engine.systems import GroundTruth, IntArray, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.training.fit import train_set
 from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.pipeline.changes import always_answered
 from ray_backfill.pipeline.lists import Stages
 from ray_backfill.pipeline.replay import check_metrics
 from ray_backfill.pipeline.service import Service, resolve_service
@@ -174,11 +175,18 @@ def resolve_truth(folder: EmbeddingFolder, named: Named, from_images: bool = Fal
     """The right answers of a comparison, and its settings with the metrics that "recommended" stands for.
 
     Raises:
-        InputError: There are zero vectors, or no right answers.
+        InputError: There are zero vectors, or no right answers; or the gallery's changes are impossible.
     """
     how = named.evaluation
     check_vectors(folder, how.distance)
     truth = find_truth(folder, how.truth, how.distance, not from_images, how.filter)
+    changes = named.service.changes_of(folder.gallery) if named.service else None
+    if changes is not None:
+        ground = always_answered(truth.ground, changes, how.moments)
+        fewer = len(ground.skipped) - len(truth.ground.skipped)
+        text = f"{fewer:,} queries have no right answer in the changing gallery at some moment, and do not count."
+        notes = (Remark.about(text, fewer, ground.n_queries),) if fewer else ()
+        truth = replace(truth, ground=ground, notes=(*truth.notes, *notes))
     kind, k, _ = parse_truth(how.truth)
     if kind.is_retention:  # the metric by which it is closest to real right answers: docs/results/retention.md
         return truth, named.with_recommended((f"recall@{max(FEW_ANSWERS, k)}",))

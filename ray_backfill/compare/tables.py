@@ -21,6 +21,8 @@ NEGATIVE_FLIPS, NEGATIVE_FLIPS_VS_OLD = "negative_flips", "negative_flips_vs_old
 POSITIVE_FLIPS, POSITIVE_FLIPS_VS_OLD = "positive_flips", "positive_flips_vs_old"
 # Of a cascade: gallery items that the new model has to embed for a query.
 NEW_EMBEDDINGS = "new_embeddings"
+# Where the gallery changes: share of the first results of a query whose old vectors are of stale content.
+STALE_ANSWERS = "stale_answers"
 # Values of the column ``metric`` that are shares of queries -> title; what users notice comes first.
 FLIP_METRICS = {
     NEGATIVE_FLIPS_VS_OLD: "Negative flips against the old service",
@@ -41,7 +43,8 @@ class CurvePoint:
         str,
         f"a metric, or `{NEGATIVE_FLIPS}`, `{POSITIVE_FLIPS}` (against the method's own t = 0), "
         f"`{NEGATIVE_FLIPS_VS_OLD}`, `{POSITIVE_FLIPS_VS_OLD}` (against {{old, old}}); of a cascade also "
-        f"`{NEW_EMBEDDINGS}`, the number of gallery items that the new model has to embed for a query",
+        f"`{NEW_EMBEDDINGS}`, the number of gallery items that the new model has to embed for a query; where the "
+        f"gallery changes, `{STALE_ANSWERS}`, the share of the first 10 results whose old vectors are of stale content",
     ]
     t: Annotated[float, "share of the gallery that is backfilled, 0 to 1"]
     value: Annotated[
@@ -174,7 +177,7 @@ class MomentPoint:
     merge: str
     metric: str
     t: float
-    value: Annotated[float, f"M_t, without an interval; of a cascade also `{NEW_EMBEDDINGS}`"]
+    value: Annotated[float, f"M_t, without an interval; also `{NEW_EMBEDDINGS}` and `{STALE_ANSWERS}`"]
 
 
 @dataclass(frozen=True)

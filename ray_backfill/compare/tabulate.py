@@ -137,7 +137,7 @@ def no_loss(low: float, high: float, margin: float, rounding: float = 0.0) -> st
 
 
 def _points(curves: Curves, key: Key, metrics: Sequence[str]) -> Iterator[pd.DataFrame]:
-    """Points of the quality metrics, then of flips and of what a cascade embeds."""
+    """Points of the quality metrics, then of flips, of what a cascade embeds, and of stale answers."""
     replayed = curves[key]
     curve, old = replayed.curve, curves[of_reference(spine.OLD, key[1])].curve
     for metric in metrics:
@@ -153,6 +153,8 @@ def _points(curves: Curves, key: Key, metrics: Sequence[str]) -> Iterator[pd.Dat
     }
     if curve.embedded is not None:
         further[spine.NEW_EMBEDDINGS] = curve.embedded
+    if curve.stale is not None:
+        further[spine.STALE_ANSWERS] = curve.stale
     for metric, values_QT in further.items():
         limits = stats.interval(stats.bootstrap_means(values_QT, curve.weights), replayed.n_queries)
         yield block(spine.CurvePoint, *key, metric, curve.t, stats.mean(values_QT, curve.weights), *limits)

@@ -52,11 +52,12 @@ def _read(kind: Any, content: Any, where: str, file: Path, positive: Collection[
 
 
 def _value(hint: Any, value: Any, where: str, file: Path, positive: Collection[str]) -> Any:
-    choices = [inner for inner in get_args(hint) if inner is not type(None)]
+    choices = [inner for inner in get_args(hint) if inner is not type(None)] or [hint]
     if get_origin(hint) is tuple:
         values = value if isinstance(value, list) else [value]
         return tuple(_value(choices[0], one, f"{where}[{place}]", file, positive) for place, one in enumerate(values))
-    kind = choices[0] if choices else hint
+    # Of a choice between settings and a plain value, the one that the value looks like.
+    kind = next((one for one in choices if is_dataclass(one) == isinstance(value, Mapping)), choices[0])
     if is_dataclass(kind):
         return _read(kind, value, where, file, positive)
     if kind is datetime:

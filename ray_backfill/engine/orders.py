@@ -44,6 +44,7 @@ class GalleryColumns:
     - ``popularity``: how often users looked for each item
     - ``first_retrieved``: place in the order in which traffic retrieves items for the first time
     - ``order_score``: the user's own score, low first
+    - ``changed_at``: progress of the backfill at which the content of an item changes, 0 if it does not
     - any other (N,) numbers that an order asks for
     """
 
@@ -107,6 +108,22 @@ def high_first(column: str) -> Score:
 def _random(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
     """Draw a uniformly random permutation; the same seed gives the same one."""
     return np.random.default_rng(seed).permutation(len(gallery.old)).astype(np.float64)
+
+
+def _stale_first(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
+    """Score by the place in a backfill that takes what has changed by now first, and otherwise an item at random."""
+    changed, n = gallery.columns["changed_at"], len(gallery.old)
+    if not ((changed >= 0) & (changed <= 1)).all():
+        raise InputError("order 'stale_first' needs progress of the backfill in [0, 1] in the column 'changed_at'")
+    changing = [item for item in np.argsort(changed, kind="stable").tolist() if changed[item] > 0]
+    at_random, place, n_placed = iter(np.random.default_rng(seed).permutation(n).tolist()), np.full(n, -1.0), 0
+    changing.reverse()  # the next one is the last
+    while n_placed < n:
+        has_changed = changing and changed[changing[-1]] <= n_placed / n
+        item = changing.pop() if has_changed else next(at_random)
+        if place[item] < 0:
+            place[item], n_placed = n_placed, n_placed + 1
+    return place
 
 
 def _centroid_cosine(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
@@ -204,6 +221,14 @@ ORDERS = (
             "lazy": "An item is backfilled when a user first retrieves it: in the order in which the queries of a log, "
             "drawn by their weights, find items in the old service. What the half-backfilled service would show is "
             "not followed.",
+        },
+    ),
+    Order(
+        "stale_first", "stale first", "", _stale_first, ("changed_at",),
+        is_random=True,
+        glossary={
+            "stale first": "An item whose content has changed is backfilled next, the longest changed one first; while "
+            "there is none, an item at random. Nothing is known of changes to come.",
         },
     ),
     Order("given", "given", "", low_first("order_score"), ("order_score",)),

@@ -7,11 +7,12 @@ Shapes: Q scored queries, N gallery items, T points, K results of a partition.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.kernels import Array, kernel
@@ -23,6 +24,13 @@ from ray_backfill.engine.replay.filtered import GalleryPart, parts_of
 from ray_backfill.engine.replay.partitions import Partition, Visit, search_partitions
 from ray_backfill.engine.replay.prepare import Prepared
 from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem
+from ray_backfill.pipeline.changes import (
+    STALE_RESULTS,
+    Timeline,
+    always_answered,
+    measure_changing,
+    with_changes,
+)
 from ray_backfill.pipeline.lists import (
     Entries,
     Places,
@@ -42,7 +50,8 @@ _LIST_BYTES = 64 << 20
 class Listed(NamedTuple):
     """Lists of a pair, for some queries in one order.
 
-    queries: (b,) rows. places: (b, T, n) of ``entries``; T is 2 for pairs that change at the end only.
+    queries: (b,) rows. places: (b, T, n) of ``entries``; T is 2 for pairs that change at the end only, unless the
+    gallery changes.
     """
 
     queries: IntArray
@@ -88,6 +97,9 @@ def replay_service(
     Right answers that the service does not return count as not found. With ``retrieve`` and ``cut`` at the size of the
     gallery and no further stage, curves are those of ``replay_pairs`` to the last bit.
 
+    If the gallery changes, only queries count that have a right answer at every point (``always_answered``), and
+    ``Curve.stale`` is told of pairs of two systems.
+
     Cost: the search of ``replay_pairs`` without its short cuts, and for each pair, order and variation microseconds a
     query and point (docs/results/pipeline.md). Memory: about 200 MB a thread; for the result, 8 bytes a query, point,
     order, metric and variation.
@@ -107,6 +119,9 @@ def replay_service(
     every = (service.stages, *variations)
     for stages in every:
         check_metrics(stages, metrics)
+    changes, timeline = service.changes, None
+    if changes is not None:
+        truth, timeline = always_answered(truth, changes, points), changes.at(points)
     scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
     if not len(scored):
         raise InputError("no query has a positive in the gallery, so there is nothing to measure; check the labels")
@@ -123,7 +138,13 @@ def replay_service(
         ]
         for at in kept
     ]
-    deepest = max(parse_metric(name).k or 1 for name in metrics)
+    stale = [
+        {order: np.zeros((len(scored), points)) for order in pair.orders}
+        if timeline is not None and pair.backward != pair.forward
+        else {}
+        for pair in served
+    ]
+    deepest = max(*(parse_metric(name).k or 1 for name in metrics), STALE_RESULTS if changes else 1)
 
     def measure(pair: int, order: str, variation: int, listed: Listed) -> None:
         places, at = listed.places[:, :, :deepest], kept[variation]
@@ -132,9 +153,13 @@ def replay_service(
             places = places[:, at]
         item = np.where(places >= 0, listed.entries.item[places], -1)
         rows = place_Q[listed.queries]
-        for whole, part in zip(
-            measured[variation][pair][order], measure_lists(item, truth, listed.queries, metrics), strict=True
-        ):
+        if timeline is None:
+            parts = measure_lists(item, truth, listed.queries, metrics)
+        else:
+            parts = measure_changing(item, at, truth, listed.queries, metrics, timeline)
+            if variation == 0 and stale[pair]:
+                stale[pair][order][rows] = _stale_share(listed, timeline)
+        for whole, part in zip(measured[variation][pair][order], parts, strict=True):
             whole[rows] = part[:, (at == points - 1).astype(np.int64)] if at_end else part
 
     _serve(systems, served, truth, points, distance, service, every, deepest, measure, progress, device)
@@ -145,13 +170,23 @@ def replay_service(
                 order: Curve(
                     t[at], {name: values[:, :, m] for m, name in enumerate(metrics)}, top1, scored,
                     len(truth.skipped), pair.switch == "at_end", weights,
+                    stale=of_stale[order][:, at] if of_stale else None,
                 )
                 for order, (values, top1) in of_orders.items()
             }
-            for pair, of_orders in zip(served, of_pairs, strict=True)
+            for pair, of_orders, of_stale in zip(served, of_pairs, stale, strict=True)
         ]
         for at, of_pairs in zip(kept, measured, strict=True)
     ]  # fmt: skip
+
+
+def _stale_share(listed: Listed, timeline: Timeline) -> NDArray[np.float64]:
+    """(b, T) share of the first results that the old partition serves although their content has changed."""
+    places, entries = listed.places[:, :, :STALE_RESULTS], listed.entries
+    is_old = (places >= 0) & ~entries.is_forward[places] & np.isfinite(entries.distance[places])
+    has_changed = timeline.changed[entries.item[places]] <= np.arange(places.shape[1])[:, None]
+    share: NDArray[np.float64] = (is_old & has_changed).sum(axis=2) / np.maximum(1, (places >= 0).sum(axis=2))
+    return share
 
 
 def first_results(
@@ -222,6 +257,9 @@ def _serve(
     for stages in variations:
         if stages.fuses_scores and any(pair.merge.by_rank for pair in served):
             raise InputError("the merge rrf has ranks and no scores; fuse by rrf, too, or take another merge")
+    timeline = None if service.changes is None else service.changes.at(points)
+    if timeline is not None:
+        served = [with_changes(pair, timeline, points) for pair in served]
     whole = GalleryPart(np.arange(truth.n_queries), np.arange(truth.n_gallery), [*systems], [*served], truth)
     parts = parts_of(truth, systems, served, points) if truth.filter else [whole]
     for of_query, of_item, of_systems, of_pairs, of_truth in parts:
@@ -230,26 +268,31 @@ def _serve(
             asked = np.flatnonzero(np.isin(of_query, queries))
             if not len(asked):
                 continue
+        of_part = None if timeline is None else timeline.of(of_item)
         # What changes at the end only, or never, has two lists, whatever the order.
         at_end = [
             pair.switch == "at_end" or (pair.switch == "progressively" and pair.backward == pair.forward)
             for pair in of_pairs
         ]
-        for is_at_end, moments in ((False, points), (True, 2)):
+        for is_at_end, moments in ((False, points), (True, 2 if of_part is None else points)):
             chosen = [index for index, ends in enumerate(at_end) if ends == is_at_end]
             some = [of_pairs[index] for index in chosen]
             if is_at_end:
                 some = [
-                    replace(pair, orders={"": next(iter(pair.orders.values()))}, backfilled={}, switch="progressively")
+                    replace(pair, orders={"": next(iter(pair.orders.values()))}, backfilled={}, switch="at_end")
                     for pair in some
                 ]
             if some:
                 names = [tuple(served[index].orders) if is_at_end else () for index in chosen]
-                block = _Blocks(service, variations, depth, take, of_query, of_item, chosen, names)
-                search_partitions(
-                    of_systems, some, of_truth, moments, distance, variations[0].retrieve, block.visit, progress,
-                    device, asked,
-                )  # fmt: skip
+                k, rows = variations[0].retrieve, asked
+                if of_part is not None:
+                    k = of_part.likely_depth(k, points)
+                while rows is None or len(rows):
+                    block = _Blocks(service, variations, depth, take, of_query, of_item, chosen, names, of_part)
+                    search_partitions(
+                        of_systems, some, of_truth, moments, distance, k, block.visit, progress, device, rows
+                    )
+                    k, rows = 2 * k, np.concatenate([*block.again, np.empty(0, np.int64)])
 
 
 @dataclass(frozen=True)
@@ -257,7 +300,8 @@ class _Blocks:
     """Turns the partitions of a block into lists.
 
     of_query, of_item: rows of the part in the whole. pairs: index of each pair in the whole. names: of each pair, the
-    orders that share its lists; () where each order has its own.
+    orders that share its lists; () where each order has its own. timeline: of the part's items. again: queries of the
+    part that were left out, because items that are not there took too many places.
     """
 
     service: Service
@@ -268,16 +312,19 @@ class _Blocks:
     of_item: IntArray
     pairs: Sequence[int]
     names: Sequence[tuple[str, ...]]
+    timeline: Timeline | None = None
+    again: list[IntArray] = field(default_factory=list)
 
     def visit(self, prepared: Prepared) -> Visit:
+        points, k = prepared.points, min(self.variations[0].retrieve, prepared.nearest or 1)
+        # Of one system alone, items that are inserted are in the old partition, too.
         users = {
-            (scan, row)
+            (scan, row, pair.backward == pair.forward)
             for pair in prepared.pairs
             for scan in (pair.backward_scan, pair.forward_scan)
             if scan >= 0
             for row in pair.rows
         }
-        points, k = prepared.points, prepared.nearest or 1
         size = max(1, _LIST_BYTES // (4 * points * k * (len(users) + 3)))
 
         def take_block(rows: IntArray, block: Block, partitions: Sequence[Partition]) -> None:
@@ -287,12 +334,18 @@ class _Blocks:
             relevance = np.empty(0) if scores is None else scores.of(queries[query], table.item)
             for begin in range(0, len(block), size):
                 end = min(begin + size, len(block))
-                lists = {
-                    (scan, row): partitions[scan].lists(
-                        prepared.segments_ON[row], begin, end, points, k, int(firsts[scan])
+                lists, is_exact = {}, np.ones(end - begin, np.bool_)
+                for user in users:
+                    scan, row, is_alone = user
+                    lifetimes = self.timeline and self.timeline.lifetimes(partitions[scan].is_forward or is_alone)
+                    lists[user], lacks = partitions[scan].lists(
+                        prepared.segments_ON[row], begin, end, points, k, int(firsts[scan]), lifetimes
                     )
-                    for scan, row in users
-                }
+                    is_exact &= ~lacks
+                exact: NDArray[np.bool_] | slice = np.s_[:]
+                if not is_exact.all():
+                    self.again.append(block.queries[begin:end][~is_exact])
+                    exact = is_exact
                 part = TextPart(text.starts[begin : end + 1], text.score[begin:end])
                 nothing = np.empty((end - begin, points, 0), np.int32)
                 for pair, whole, names in zip(prepared.pairs, self.pairs, self.names, strict=True):
@@ -302,11 +355,12 @@ class _Blocks:
                         score[here] = pair.merge.scores(side.distance, np.full(len(side.item), side.is_forward))
                     entries = table._replace(score=score)
                     for order, row in zip(pair.orders, pair.rows, strict=True):
-                        old = lists.get((pair.backward_scan, row), nothing)
-                        new = lists[pair.forward_scan, row]
+                        is_alone = pair.backward == pair.forward
+                        old = lists.get((pair.backward_scan, row, is_alone), nothing)
+                        new = lists[pair.forward_scan, row, is_alone]
                         for variation, stages in enumerate(self.variations):
                             places = self._places(stages, old, new, entries, part, pair.merge.by_rank, relevance)
-                            listed = Listed(queries[begin:end], places, entries)
+                            listed = Listed(queries[begin:end][exact], places[exact], entries)
                             for name in names or (order,):
                                 self.take(whole, name, variation, listed)
 

@@ -1,15 +1,17 @@
 """What a user says about the stages of a service: ``service.yaml``, read strictly."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
 
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.yamls import read_yaml
-from ray_backfill.data.folder import EmbeddingFolder
+from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.engine.systems import GroundTruth
+from ray_backfill.pipeline.changes import Changes, Period, read_changes
 from ray_backfill.pipeline.lexical import TextLists, bm25_lists, read_lists
 from ray_backfill.pipeline.lists import FUSIONS, RRF, Fusion, Stages
 from ray_backfill.pipeline.rerank import PairScores, read_scores
@@ -68,6 +70,9 @@ class ServiceSettings:
     """Results that are kept after the merge; by default as many as a partition returns."""
     hybrid: HybridSettings | None = None
     rerank: RerankSettings | None = None
+    changes: Period | bool = False
+    """Whether gallery columns inserted_at, changed_at and deleted_at change it during the backfill: true if they hold
+    progress in [0, 1]; the start and the end of the backfill if they hold dates."""
 
     @property
     def stages(self) -> Stages:
@@ -88,18 +93,27 @@ class ServiceSettings:
         named = [self.hybrid.list if self.hybrid else "", self.rerank.scores if self.rerank else ""]
         files = [Path(name) for name in named if name not in ("", BM25)]
         marks = [blake2b(file.read_bytes(), digest_size=12).hexdigest() for file in files]
-        return asdict(self) | {"files": marks}
+        period = self.changes
+        dates = [period.start.isoformat(), period.end.isoformat()] if isinstance(period, Period) else period
+        return asdict(self) | {"changes": dates, "files": marks}
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Self:
         """The settings that ``recorded`` returned."""
-        hybrid, rerank = recorded["hybrid"], recorded["rerank"]
+        hybrid, rerank, changes = recorded["hybrid"], recorded["rerank"], recorded["changes"]
         return cls(
             recorded["retrieve"],
             recorded["cut"],
             HybridSettings(**hybrid | {"weights": tuple(hybrid["weights"])}) if hybrid else None,
             RerankSettings(**rerank) if rerank else None,
+            Period(*map(datetime.fromisoformat, changes)) if isinstance(changes, list) else changes,
         )
+
+    def changes_of(self, gallery: EmbeddingTable) -> Changes | None:
+        """What changes in the gallery. Raises InputError: see ``read_changes``."""
+        if self.changes is False:
+            return None
+        return read_changes(gallery, self.changes if isinstance(self.changes, Period) else None)
 
 
 def read_service(file: Path) -> ServiceSettings:
@@ -112,7 +126,11 @@ def read_service(file: Path) -> ServiceSettings:
     stages, hybrid, rerank = service.stages, service.hybrid, service.rerank
     if stages.cut > 2 * stages.retrieve:
         raise InputError(f"cut {stages.cut:,} is more than two partitions return ({stages.retrieve:,} each)")
-    changes: dict[str, Any] = {}
+    named = service
+    if service.changes and hybrid:
+        raise InputError(f"{file}: changes also change the text list, which is not modelled; leave one of them out")
+    if isinstance(service.changes, Period) and not service.changes.start < service.changes.end:
+        raise InputError(f"{file}: changes.end must be after changes.start")
     if hybrid is not None:
         if hybrid.fusion not in FUSIONS:
             raise unknown_name("fusion", hybrid.fusion, FUSIONS)
@@ -131,18 +149,17 @@ def read_service(file: Path) -> ServiceSettings:
         if stages.fusion and stages.fusion.cut > 2 * stages.retrieve + stages.fusion.retrieve:
             raise InputError(f"hybrid.cut {stages.fusion.cut:,} is more than all lists return")
         if hybrid.list != BM25:
-            changes["hybrid"] = {"list": _existing(file, "hybrid.list", hybrid.list)}
+            named = replace(named, hybrid=replace(hybrid, list=_existing(file, "hybrid.list", hybrid.list)))
     if rerank is not None:
         if bool(rerank.model) == bool(rerank.scores):
             raise InputError("rerank: give a model or a file of scores, one of them")
         if rerank.scores:
-            changes["rerank"] = {"scores": _existing(file, "rerank.scores", rerank.scores)}
+            named = replace(named, rerank=replace(rerank, scores=_existing(file, "rerank.scores", rerank.scores)))
         if rerank.top > stages.shown:
             raise InputError(
                 f"rerank.top {rerank.top:,} is more than the {stages.shown:,} results that are kept before"
             )
-    recorded = asdict(service)
-    return ServiceSettings.of(recorded | {name: recorded[name] | change for name, change in changes.items()})
+    return named
 
 
 def _existing(file: Path, name: str, value: str) -> str:
@@ -154,11 +171,13 @@ def _existing(file: Path, name: str, value: str) -> str:
 
 @dataclass(frozen=True)
 class Service:
-    """Stages, and what they need beside vectors. text: lists of the queries. relevance: scores of the re-ranker."""
+    """Stages, and what they need beside vectors. text: lists of the queries. relevance: scores of the re-ranker.
+    changes: of the gallery during the backfill."""
 
     stages: Stages
     text: TextLists | None = None
     relevance: PairScores | None = None
+    changes: Changes | None = None
 
 
 def resolve_service(settings: ServiceSettings, folder: EmbeddingFolder, truth: GroundTruth) -> Service:
@@ -175,4 +194,4 @@ def resolve_service(settings: ServiceSettings, folder: EmbeddingFolder, truth: G
             by_rank = stages.fusion.kind == RRF
             text = read_lists(Path(hybrid.list), folder, stages.fusion.retrieve, truth, by_rank=by_rank)
     given = read_scores(Path(rerank.scores), folder) if rerank and rerank.scores else None
-    return Service(stages, text, given)
+    return Service(stages, text, given, settings.changes_of(folder.gallery))

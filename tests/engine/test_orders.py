@@ -21,6 +21,7 @@ GALLERY = GalleryColumns(
         "popularity": np.array([5, 0, 7, 5.0]),
         "first_retrieved": np.array([2.0, 0, 3, 1]),
         "order_score": np.array([3.0, 1.0, 2.0, 0.0]),
+        "changed_at": np.array([0, 0.5, 0, 0.25]),
     },
 )
 
@@ -89,3 +90,15 @@ def test_missing_columns_unknown_names_and_nan_are_named() -> None:
 def test_other_arrays_than_permutations_are_refused(order: list[int]) -> None:
     with pytest.raises(InputError):
         check_order(np.array(order), 3)
+
+
+def test_stale_items_come_next_and_no_change_is_known_before() -> None:
+    """With four items, a quarter of the backfill is one item: item 3 is the second at the latest, item 1 the third."""
+    for seed in range(20):
+        at_random = np.random.default_rng(seed).permutation(4).tolist()
+        left, expected = at_random.copy(), []
+        for stale in (None, 3, 1, None):
+            item = stale if stale in left else left[0]
+            left.remove(item)
+            expected.append(item)
+        assert make_order("stale_first", GALLERY, seed).tolist() == expected

@@ -40,6 +40,8 @@ class Curve:
     """(Q,) weight of each query in every mean, the largest is 1; None if they are equal."""
     embedded: NDArray[np.float64] | None = None
     """(Q, T) number of gallery items that the new model embeds for a query; None unless it is a cascade."""
+    stale: NDArray[np.float64] | None = None
+    """(Q, T) share of the first results of a service whose old vectors are of stale content; None without changes."""
     variations: Mapping[str, "Curve"] = field(default_factory=dict)
     """Behind a service's stages: the same with some of them left out, at the reported points."""
 
@@ -127,6 +129,7 @@ class Curve:
             n_skipped=skipped,
             weights=None if self.weights is None else self.weights[kept],
             embedded=None if self.embedded is None else self.embedded[kept],
+            stale=None if self.stale is None else self.stale[kept],
         )
 
     def thinned(self, step: int) -> "Curve":
@@ -138,6 +141,7 @@ class Curve:
             per_query=per_query,
             top1_correct=self.top1_correct[:, ::step].copy(),
             embedded=None if self.embedded is None else self.embedded[:, ::step].copy(),
+            stale=None if self.stale is None else self.stale[:, ::step].copy(),
         )
 
     def negative_flips(self, before: "Curve | None" = None) -> NDArray[np.float64]:

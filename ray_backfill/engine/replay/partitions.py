@@ -8,6 +8,7 @@ Shapes: b queries of a block, C candidates, T points, K items of a list.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +24,19 @@ from ray_backfill.engine.replay.shard import candidates
 from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem
 
 
+class Lifetimes(NamedTuple):
+    """The points at which each of N items is there: since <= i < until. (N,) int64."""
+
+    since: IntArray
+    until: IntArray
+
+
 @dataclass(frozen=True)
 class Partition:
     """The items of one system that can be among its partition's first K at some point, for a block of queries.
 
     item: (C,) gallery positions. distance: (C,). ranked: indices of candidates, the closest of each query first,
-    without ignored items. starts: (b + 1,) of each query in ``ranked``.
+    without ignored items. starts: (b + 1,) of each query in ``ranked``. depth: K.
     """
 
     item: IntArray
@@ -36,17 +44,36 @@ class Partition:
     ranked: IntArray
     starts: IntArray
     is_forward: bool
+    depth: int
 
     def lists(
-        self, segments: NDArray[np.uint16], begin: int, end: int, points: int, k: int, first: int = 0
-    ) -> NDArray[np.int32]:
-        """(end - begin, T, k) candidates of the queries begin .. end - 1 at each point, the closest first; -1 behind.
+        self, segments: NDArray[np.uint16], begin: int, end: int, points: int, k: int, first: int = 0,
+        lifetimes: Lifetimes | None = None,
+    ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:  # fmt: skip
+        """Lists of the queries begin .. end - 1 at each point.
 
-        segments: (N,) segment of each item, see ``segment_of_item``. first: is added to the indices.
+        Items that are not there take places among the first ``depth`` of the partition, and are left out of the lists.
+        A query whose list may therefore lack items is marked; to search it again, deeper, makes its lists exact.
+
+        Args:
+            segments: (N,) segment of each item, see ``segment_of_item``.
+            begin, end: Queries of the block.
+            points: T.
+            k: Items of a list, at most ``depth``.
+            first: Is added to the indices.
+            lifetimes: By default all items are there at all points.
+
+        Returns:
+            (end - begin, T, k) candidates, the closest first, -1 behind; (end - begin,) whether a list may lack items.
         """
-        listed = np.full((end - begin, points, k), -1, np.int32)
-        _list(self.ranked, self.starts[begin : end + 1], segments[self.item], self.is_forward, first, listed)
-        return listed
+        listed, lacks = np.full((end - begin, points, k), -1, np.int32), np.zeros(end - begin, np.bool_)
+        if lifetimes is None:
+            since, until = np.zeros(len(self.item), np.int64), np.full(len(self.item), points)
+        else:
+            since, until = lifetimes.since[self.item], lifetimes.until[self.item]
+        ranked, starts, segment = self.ranked, self.starts[begin : end + 1], segments[self.item]
+        _list(ranked, starts, segment, self.is_forward, since, until, self.depth, first, listed, lacks)
+        return listed, lacks & (self.depth < len(segments))
 
 
 # (rows of the block in ``Prepared.scored``, the block, scan -> partition): called in several threads.
@@ -83,24 +110,32 @@ def search_partitions(
             for scan, (of_query, keys) in zip(scans, candidates(shards, block, prepared.nearest or k), strict=True):
                 side = np.full(len(keys), scan.is_forward)
                 ranked, starts, _ = ranked_candidates(of_query, keys, side, RAW, block)
-                partitions.append(
-                    Partition(positions_of(keys), distances_of(keys), ranked, starts, bool(scan.is_forward))
-                )
+                of_keys = positions_of(keys), distances_of(keys)
+                partitions.append(Partition(*of_keys, ranked, starts, bool(scan.is_forward), prepared.nearest or k))
             take(rows, block, partitions)
 
         in_threads(search_block, split_queries(prepared, truth, threads), shards, threads)
 
 
 @kernel
-def _list(ranked: Array, starts: Array, segment: Array, is_forward: bool, first: int, listed: Array) -> None:
+def _list(
+    ranked: Array, starts: Array, segment: Array, is_forward: bool, since: Array, until: Array, depth: int, first: int,
+    listed: Array, lacks: Array,
+) -> None:  # fmt: skip
     points, k = listed.shape[1:]
-    full = np.empty(points, np.int64)
+    # Of each point: candidates so far, of which the first ``depth`` are all that the partition has; items of the list.
+    seen, full = np.empty(points, np.int64), np.empty(points, np.int64)
     for q in range(len(starts) - 1):
+        seen[:] = 0
         full[:] = 0
         for c in ranked[starts[q] : starts[q + 1]]:
             after = np.int64(segment[c]) + 1
             begin, end = (after, points) if is_forward else (0, after)
             for i in range(begin, end):
-                if full[i] < k:
-                    listed[q, i, full[i]] = first + c
-                    full[i] += 1
+                if seen[i] < depth:
+                    seen[i] += 1
+                    if full[i] < k and since[c] <= i < until[c]:
+                        listed[q, i, full[i]] = first + c
+                        full[i] += 1
+        for i in range(points):
+            lacks[q] |= seen[i] == depth and full[i] < k
