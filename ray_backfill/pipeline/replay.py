@@ -319,7 +319,7 @@ class _Blocks:
         points, k = prepared.points, min(self.variations[0].retrieve, prepared.nearest or 1)
         # Of one system alone, items that are inserted are in the old partition, too.
         users = {
-            (scan, row, pair.backward == pair.forward)
+            (scan, row, pair.backward == pair.forward and not pair.hides_backward)
             for pair in prepared.pairs
             for scan in (pair.backward_scan, pair.forward_scan)
             if scan >= 0
@@ -355,7 +355,7 @@ class _Blocks:
                         score[here] = pair.merge.scores(side.distance, np.full(len(side.item), side.is_forward))
                     entries = table._replace(score=score)
                     for order, row in zip(pair.orders, pair.rows, strict=True):
-                        is_alone = pair.backward == pair.forward
+                        is_alone = pair.backward == pair.forward and not pair.hides_backward
                         old = lists.get((pair.backward_scan, row, is_alone), nothing)
                         new = lists[pair.forward_scan, row, is_alone]
                         for variation, stages in enumerate(self.variations):
