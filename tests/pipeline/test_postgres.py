@@ -134,8 +134,8 @@ def test_answers_are_those_of_the_replay(variant: str, connection: Any, tmp_path
         for name, side in (("backward", merge.backward), ("forward", merge.forward)):
             asked |= {f"{name}_x": side.distances.tolist(), f"{name}_y": side.scores.tolist()}
 
-    gallery = {"id": OF.id, "old": OF.old, "new": OF.new}
-    queries = {"id": np.arange(len(ASKED.id)), "old": ASKED.old, "new": ASKED.new}
+    gallery: dict[str, Any] = {"id": OF.id, "old": OF.old, "new": OF.new}
+    queries: dict[str, Any] = {"id": np.arange(len(ASKED.id)), "old": ASKED.old, "new": ASKED.new}
     rb.write_folder(tmp_path / "data", gallery, queries)
     truth = GroundTruth.from_labels(ASKED.label, OF.label)
     lists_of_store(connection).to_csv(tmp_path / "lists.csv", index=False)
