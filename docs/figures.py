@@ -122,8 +122,8 @@ def text(data: Path, judged: Path, run: Path) -> None:
     for method, merge, label, color, dashes in (
         ("new", "raw", "new", GREY, "--"),
         ("cascade@100", "raw", "re-rank 100 items", "#009e73", "-"),
-        ("rm_naive", "best", "rank merge, quantile", NEW, "-"),
-        ("ridge_gallery", "best", "ridge, quantile", "#cc79a7", "-"),
+        ("rm_naive", "best", "rank merge, CSLS", NEW, "-"),
+        ("ridge_gallery", "best", "ridge, CSLS", "#cc79a7", "-"),
         ("old", "raw", "old", GREY, ":"),
         ("rm_naive", "raw", "rank merge by distance", OLD, "-"),
     ):
