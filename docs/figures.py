@@ -132,7 +132,7 @@ def text(data: Path, judged: Path, run: Path) -> None:
     middle.set(
         xlabel="share of the gallery backfilled (%)", ylabel="nDCG@10 (%)", title="What that does to the service"
     )
-    middle.legend(fontsize=7, frameon=False)
+    middle.legend(fontsize=7, frameon=False, loc="lower left", labelspacing=0.25)
     figure.tight_layout()
     figure.savefig(IMAGES / "distances.png", dpi=150, bbox_inches="tight")
 
