@@ -130,8 +130,10 @@ def check_drill(evaluation: Evaluation, live: LiveSettings, has_new: bool = Fals
     metrics = tuple(dict.fromkeys(map(of_lists, evaluation.metrics)))
     evaluation = replace(evaluation, metrics=metrics)
     evaluation.check()
-    rerank = evaluation.named.service.rerank if evaluation.named.service else None
-    if rerank and rerank.model and not has_new:
+    service = evaluation.named.service
+    if service and service.changes:
+        raise InputError("changes of --service are replayed only; leave them out of a live drill")
+    if service and service.rerank and service.rerank.model and not has_new:
         raise InputError(
             "rerank.model of --service cannot score pairs before the new model has embedded the gallery; give "
             "rerank.scores, a file, or drill on the embeddings of a finished simulate by --data"

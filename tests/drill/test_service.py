@@ -14,6 +14,7 @@ from ray_backfill.drill.settings import ChurnSettings, LiveSettings
     ("service", "churn", "named"),
     [
         ("retrieve: 20", ChurnSettings(deletes=1), "live.churn.deletes"),
+        ("changes: true", ChurnSettings(), "changes"),
         ("rerank: {top: 5, model: 'python:tests.pipeline._rerankers:score'}", ChurnSettings(), "rerank.scores"),
     ],
 )
@@ -23,4 +24,5 @@ def test_what_cannot_be_live_is_refused(service: str, churn: ChurnSettings, name
     with pytest.raises(InputError, match=named) as refused:
         check_drill(evaluation, LiveSettings(method="rm_naive", churn=churn))
     assert "\n" not in str(refused.value)
-    check_drill(evaluation, LiveSettings(method="rm_naive"), has_new=True)
+    if "changes" not in service:
+        check_drill(evaluation, LiveSettings(method="rm_naive"), has_new=True)
