@@ -93,7 +93,7 @@ def test_drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr("ray_backfill.drill.report.html.render", no_page)
         with pytest.raises(NoPageError):
-            drill._conclude(folder, facts, facts, facts, facts, {})
+            drill._conclude(folder, facts, facts, facts, facts, facts, {})
     assert is_finished(folder)
     assert not any((folder / name).exists() for name in PAGES)
     assert drill._is_there(folder, RunKey("live", SETTINGS, format=FORMAT), overwrite=False)
