@@ -17,6 +17,7 @@ from ray_backfill.engine.lists import RankedLists, best_first, merge_sides
 from ray_backfill.engine.merges import RAW, Merge, all_merges, fit_merge
 from ray_backfill.engine.merges.score_map import ScoreMap
 from ray_backfill.engine.systems import IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.pipeline.live import Answering
 
 Pairs = tuple[tuple[IndexSettings, IndexSettings], ...]
 METRICS = ("mAP@100", "CMC@1")
@@ -88,7 +89,7 @@ def _exact(case: Case, plan: DrillPlan, merges: Mapping[str, Merge], k: int) -> 
         quality.append(
             {name: exact_quality(pair, case.truth, state, METRICS, case.distance, m) for name, m in merges.items()}
         )
-        best.append(exact_answers(case.sides, pair, state, k))
+        best.append(exact_answers(case.sides, pair, state, Answering.plain(case.sides.merge, k)))
     return Exact(quality, best)
 
 

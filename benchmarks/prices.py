@@ -16,7 +16,9 @@ from ray_backfill.drill.results import exact_answers
 from ray_backfill.drill.shard import Shard, View
 from ray_backfill.engine.index import IndexSettings, Partition, make_partition
 from ray_backfill.engine.index.exact import ExactPartition
+from ray_backfill.engine.lists import merge_sides
 from ray_backfill.engine.systems import FloatArray, IntArray, UpgradePair
+from ray_backfill.pipeline.live import Answering
 
 LIMIT = 0.9
 K, BATCHES = (100, 10), (1, 64)
@@ -33,6 +35,11 @@ _TURN_S, _TURNS = 0.1, 21
 Search = Callable[[FloatArray, FloatArray, int], IntArray]
 
 
+def _answered(shard: Shard, backward: FloatArray, forward: FloatArray, k: int) -> IntArray:
+    found = shard.search(backward, forward, k)
+    return merge_sides(found.old, found.new, shard.sides.merge, k).item
+
+
 @dataclass(frozen=True)
 class Served:
     """Three services of the same gallery. waste: (dead, fresh) rows of each partition just before a compaction."""
@@ -47,8 +54,8 @@ class Served:
     def searches(self) -> tuple[Search, Search, Search]:
         return (
             lambda backward, forward, k: self.one.search(forward, k).item,
-            lambda backward, forward, k: self.half.search(backward, forward, k).best.item,
-            lambda backward, forward, k: self.before.search(backward, forward, k).best.item,
+            lambda backward, forward, k: _answered(self.half, backward, forward, k),
+            lambda backward, forward, k: _answered(self.before, backward, forward, k),
         )
 
 
@@ -252,7 +259,7 @@ def _quality(case: Case, plan: DrillPlan, served: list[Served]) -> None:
     most = max(K)
     truth_of_one = every.search(pair.forward.query, most).item
     truths = {
-        applied: exact_answers(case.sides, pair, plan.state(applied, none), most)
+        applied: exact_answers(case.sides, pair, plan.state(applied, none), Answering.plain(case.sides.merge, most))
         for applied in {shard.view.applied for s in served for shard in (s.half, s.before)}
     }
     for s in served:

@@ -122,8 +122,8 @@ def text(data: Path, judged: Path, run: Path) -> None:
     for method, merge, label, color, dashes in (
         ("new", "raw", "new", GREY, "--"),
         ("cascade@100", "raw", "re-rank 100 items", "#009e73", "-"),
-        ("rm_naive", "best", "rank merge, quantile", NEW, "-"),
-        ("ridge_gallery", "best", "ridge, quantile", "#cc79a7", "-"),
+        ("rm_naive", "best", "rank merge, CSLS", NEW, "-"),
+        ("ridge_gallery", "best", "ridge, CSLS", "#cc79a7", "-"),
         ("old", "raw", "old", GREY, ":"),
         ("rm_naive", "raw", "rank merge by distance", OLD, "-"),
     ):
@@ -132,7 +132,7 @@ def text(data: Path, judged: Path, run: Path) -> None:
     middle.set(
         xlabel="share of the gallery backfilled (%)", ylabel="nDCG@10 (%)", title="What that does to the service"
     )
-    middle.legend(fontsize=7, frameon=False)
+    middle.legend(fontsize=7, frameon=False, loc="lower left", labelspacing=0.25)
     figure.tight_layout()
     figure.savefig(IMAGES / "distances.png", dpi=150, bbox_inches="tight")
 

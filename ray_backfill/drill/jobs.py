@@ -17,6 +17,7 @@ from ray_backfill.encode.part import Rows
 from ray_backfill.encode.spec import Spec
 from ray_backfill.engine.merges import Merge
 from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray
+from ray_backfill.pipeline.live import Answering
 from ray_backfill.workers.settings import EmbedActors
 
 
@@ -102,12 +103,11 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class TrafficJob:
-    """What one actor sends. drill: the drill's folder. k: items per answer. name: the drill's in its metrics."""
+    """What one actor sends. drill: the drill's folder. name: the drill's in its metrics."""
 
     settings: TrafficSettings
     drill: Path
     sender: Sender
-    k: int
     name: str
 
 
@@ -115,14 +115,14 @@ class TrafficJob:
 class Questions:
     """The queries of users and checkpoints, and the ground truth and metrics that judge the answers.
 
-    backward, forward: (Q, d) query vectors of both systems. k: number of items that the metrics need per answer.
+    backward, forward: (Q, d) query vectors of both systems. answering: makes the answers.
     """
 
     backward: FloatArray
     forward: FloatArray
     truth: GroundTruth
     metrics: tuple[str, ...]
-    k: int
+    answering: Answering
 
     @property
     def part(self) -> IntArray:

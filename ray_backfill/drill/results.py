@@ -6,6 +6,7 @@ are seconds since the drill began. Shapes: Q queries, k items per answer, N gall
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,23 +26,30 @@ from ray_backfill.drill.shard import read_answers
 from ray_backfill.drill.tables import CheckpointRow, Phase, QualityRow
 from ray_backfill.drill.traffic import read_events
 from ray_backfill.engine.index import IndexSettings, make_partition
-from ray_backfill.engine.lists import RankedLists, measure_lists, merge_sides
+from ray_backfill.engine.lists import RankedLists, measure_lists
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.metrics import parse_metric
-from ray_backfill.engine.replay import replay, replay_moment
+from ray_backfill.engine.replay import Curve, replay, replay_moment
+from ray_backfill.engine.replay.prepare import as_served
 from ray_backfill.engine.statistics import Weights, relative_weights
 from ray_backfill.engine.systems import Filter, GroundTruth, IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings
 from ray_backfill.learn.sides import Sides
+from ray_backfill.pipeline.live import Answering
+from ray_backfill.pipeline.replay import replay_service
+from ray_backfill.pipeline.service import Service
 
 # Fewer requests have no p99: it would be the slowest of them.
 _ENOUGH = 100
 
 
-def drill_tables(folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan) -> dict[str, pd.DataFrame]:
+def drill_tables(
+    folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan, answering: Answering
+) -> dict[str, pd.DataFrame]:
     """The tables of a drill's report. Cost: one replay per checkpoint.
 
-    comparison: has the embeddings before the drill, the right answers and the metrics.
+    comparison: has the embeddings before the drill, the right answers, the metrics and the service. answering: made the
+    live answers.
     """
     truth, metrics = comparison.truth, comparison.evaluation.metrics
     entries = Journal(folder).entries()
@@ -67,9 +75,9 @@ def drill_tables(folder: Path, comparison: Comparison, sides: Sides, plan: Drill
         segment = Segment(start_s, measured.began_s, end_s)
         state = plan.state(checkpoint.applied, broken)
         live_Qk = read_answers(folder, checkpoint.moment)
-        exact_Qk = exact_answers(sides, pair, state, live_Qk.shape[1], truth.filter)
+        exact_Qk = exact_answers(sides, pair, state, answering, truth.filter)
         live = live_quality(live_Qk, only_alive(truth, state), metrics)
-        exact = exact_quality(pair, truth, state, metrics, sides.distance, sides.merge)
+        exact = exact_quality(pair, truth, state, metrics, sides.distance, sides.merge, comparison.service)
         quality += [QualityRow(checkpoint.moment, checkpoint.t, m, live[m], exact[m]) for m in metrics]
         figures = counts(plan, checkpoint, state, broken, measured) | served(events, entries, segment)
         old, new = (recall(live_Qk, exact_Qk, state, side) for side in (OLD, NEW))
@@ -93,9 +101,13 @@ def _replayed(
     is_plain: the drill was only a backfill. Otherwise there is no curve, as the replay describes another gallery.
     """
     truth, metrics, points = comparison.truth, comparison.evaluation.metrics, comparison.evaluation.points
+    service = comparison.service
     rows = []
     if is_plain:
-        curve = replay(pair, truth, plan.order, points, metrics, sides.distance, merge=sides.merge)
+        if service is None:
+            curve = replay(pair, truth, plan.order, points, metrics, sides.distance, merge=sides.merge)
+        else:
+            curve = _behind(service, pair, truth, plan.order, points, metrics, sides.distance, sides.merge)
         rows = [
             tables.ReplayedRow(metric, t, stable_mean(values_QT[:, i], curve.weights), "backfill")
             for metric, values_QT in curve.per_query.items()
@@ -105,7 +117,7 @@ def _replayed(
     for model in ("old", "new") if is_plain and "new" in sides.method.new_models else ("old",):
         system = RetrievalSystem(embedded.query[model], embedded.gallery[model])
         alone = UpgradePair(system, system)
-        value = exact_quality(alone, truth, state, metrics, sides.distance, RAW)
+        value = exact_quality(alone, truth, state, metrics, sides.distance, RAW, service)
         rows += [tables.ReplayedRow(metric, t, value[metric], model) for metric in metrics for t in (0.0, 1.0)]
     return rows
 
@@ -137,15 +149,20 @@ def live_quality(item_Qk: IntArray, truth: GroundTruth, metrics: Sequence[str]) 
 
 def exact_quality(
     pair: UpgradePair, truth: GroundTruth, state: NDArray[np.uint8], metrics: Sequence[str], distance: str,
-    merge: Merge,
+    merge: Merge, service: Service | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """Metric -> quality of exact search over the gallery in this state, computed by the replay engine.
 
-    pair: covers all N items, including those that are NOWHERE. Cost: one replay.
+    pair: covers all N items, including those that are NOWHERE. service: none if an item is NOWHERE. Cost: one replay.
     """
     there = only_alive(truth, state)
     if len(there.skipped) == there.n_queries:
         return dict.fromkeys(metrics, math.nan)
+    if service is not None:
+        order, backfilled = np.argsort(state != NEW, kind="stable"), int((state == NEW).sum())
+        # The second one of three points.
+        curve = _behind(service, pair, truth, order, 3, metrics, distance, merge, np.array([backfilled, len(state)]))
+        return {name: stable_mean(of_metric[:, 1], _weights(truth)) for name, of_metric in curve.per_query.items()}
     alive = np.flatnonzero(state != NOWHERE)
     part = pair if len(alive) == len(state) else pair.of_items(alive)
     of_part = truth.part(np.arange(truth.n_queries), alive)
@@ -153,6 +170,18 @@ def exact_quality(
         of_part = of_part.with_filter(Filter(truth.filter.of_query, truth.filter.of_item[alive]))
     values = replay_moment(part, of_part, state[alive] == NEW, metrics, distance, merge)
     return {metric: stable_mean(of_metric, _weights(there)) for metric, of_metric in values.items()}
+
+
+def _behind(
+    service: Service, pair: UpgradePair, truth: GroundTruth, order: IntArray, points: int, metrics: Sequence[str],
+    distance: str, merge: Merge, backfilled: IntArray | None = None,
+) -> Curve:  # fmt: skip
+    """The replayed curve behind a service's stages. backfilled: (T - 1,) items at each point but the first."""
+    systems, served = as_served(pair, {"": order}, merge)
+    if backfilled is not None:
+        served = replace(served, backfilled={"": backfilled})
+    ((curves,),) = replay_service(systems, [served], truth, points, metrics, distance, service)
+    return curves[""]
 
 
 def _scored(truth: GroundTruth) -> IntArray:
@@ -173,21 +202,22 @@ def stable_mean(values: NDArray[np.float64], weights: Weights = None) -> float:
 
 
 def exact_answers(
-    sides: Sides, pair: UpgradePair, state: NDArray[np.uint8], k: int, parts: Filter | None = None
+    sides: Sides, pair: UpgradePair, state: NDArray[np.uint8], answering: Answering, parts: Filter | None = None
 ) -> IntArray:
-    """(Q, k) positions of the best items by exact search over a gallery in this state. parts: what a query can find."""
+    """(Q, k) positions of the answers by exact search over a gallery in this state. parts: what a query can find."""
     prepared, distance = sides.merge.prepare(pair, sides.distance)
 
     def found(system: RetrievalSystem, side: int, rows: IntArray, items: IntArray) -> RankedLists:
         positions = items[state[items] == side]
         partition = make_partition(IndexSettings(), distance, system.gallery.shape[1], None)
-        return partition.with_rows(system.gallery[positions], positions).search(system.query[rows], k)
+        return partition.with_rows(system.gallery[positions], positions).search(system.query[rows], answering.retrieve)
 
     whole = np.arange(pair.n_queries), np.arange(len(state))
-    item_Qk = np.full((pair.n_queries, k), -1)
+    item_Qk = np.full((pair.n_queries, answering.k), -1)
     for part in [whole] if parts is None else parts.parts():
         old, new = found(prepared.backward, OLD, *part), found(prepared.forward, NEW, *part)
-        item_Qk[part[0]] = merge_sides(old, new, sides.merge, k).item
+        item = answering.answers(old, new, part[0]).item
+        item_Qk[part[0], : item.shape[1]] = item
     return item_Qk
 
 

@@ -17,6 +17,7 @@ from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fits import fit_maps
 from ray_backfill.compare.manifest import comparison_key, now, origin_of, versions, weighting
 from ray_backfill.compare.orders import store_sigma
+from ray_backfill.compare.replay import with_relevance
 from ray_backfill.compare.report import REPORT_FILES
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.core import stages
@@ -48,6 +49,7 @@ from ray_backfill.engine.orders import find_order
 from ray_backfill.learn.methods import Method, find_methods, models_of
 from ray_backfill.learn.sides import SIDES, Sides, check_live, dims_of
 from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.pipeline.live import Answering
 from ray_backfill.workers.settings import Context, EmbedActors, threads_of
 
 # Tables that are made from what a drill recorded.
@@ -61,7 +63,7 @@ def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: Li
         InputError: See ``drill_recipe``.
     """
     context.actors.require_own_decoders()
-    method, evaluation = check_drill(evaluation, live)
+    method, evaluation = check_drill(evaluation, live, has_new=True)
     with step("read embeddings"):
         folder = read_folder(data, models_of([method]))
         check_alignment(folder)
@@ -108,12 +110,17 @@ def drill_models(
         return folder_of_drill
 
 
-def check_drill(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Evaluation]:
+def check_drill(evaluation: Evaluation, live: LiveSettings, has_new: bool = False) -> tuple[Method, Evaluation]:
     """The method of the drill, and the evaluation restricted to it, to the first order and the first merge.
 
-    A gallery is backfilled in one permutation only.
+    A gallery is backfilled in one permutation only. has_new: whether the new embeddings are known before the drill.
     """
     (method,) = find_methods((live.method,))
+    if evaluation.service is not None and (live.churn.inserts or live.churn.deletes):
+        raise InputError(
+            "--live.churn.inserts and --live.churn.deletes would change the lists of a --service, which a drill reads "
+            "once; leave one of them out"
+        )
     if evaluation.cutoffs:
         raise InputError("a drill has no --cutoffs, because its answers are the first results; give them to simulate")
     evaluation = replace(
@@ -123,6 +130,12 @@ def check_drill(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Eva
     metrics = tuple(dict.fromkeys(map(of_lists, evaluation.metrics)))
     evaluation = replace(evaluation, metrics=metrics)
     evaluation.check()
+    rerank = evaluation.named.service.rerank if evaluation.named.service else None
+    if rerank and rerank.model and not has_new:
+        raise InputError(
+            "rerank.model of --service cannot score pairs before the new model has embedded the gallery; give "
+            "rerank.scores, a file, or drill on the embeddings of a finished simulate by --data"
+        )
     check_live(method, Merge(evaluation.merges[0], by_rank=all_merges()[evaluation.merges[0]].is_by_rank))
     if find_order(evaluation.orders[0]).is_oracle:
         raise InputError(f"order {evaluation.orders[0]!r} needs embeddings of the future; choose another with --orders")
@@ -169,6 +182,10 @@ def run_resolved(
         if comparison.left_out:
             raise InputError(f"{method.name}: {comparison.left_out[0].reason}")
         sides = _sides(comparison, method, live)
+        comparison = with_relevance(comparison, context.out / "relevance", context.place.device, context.overwrite)
+        answering = Answering.plain(sides.merge, k)
+        if comparison.service is not None:
+            answering = Answering(sides.merge, comparison.service, k, comparison.truth)
         if method.has_sigma:
             store_sigma(comparison.folder, method, comparison.maps)
         (order,) = comparison.orders_of(method).values()
@@ -198,8 +215,9 @@ def run_resolved(
             if (parts := comparison.truth.filter) is not None:
                 shards = [replace(job, part_n=parts.of_item[job.place.first : job.place.last]) for job in shards]
             queries = sides.queries(comparison.embeddings.query)
+            questions = Questions(*queries, comparison.truth, evaluation.metrics, answering)
             job = LiveJob(
-                context.out.name, folder, plan, Questions(*queries, comparison.truth, evaluation.metrics, k), shards,
+                context.out.name, folder, plan, questions, shards,
                 PartsJob(folder, source, method.old_models, method.new_models, actors), live,
                 short_names(comparison.folder.identities),
             )  # fmt: skip
@@ -219,11 +237,11 @@ def run_resolved(
             glossary=all_merges()[sides.merge.name].glossary,
             primary_metric=evaluation.metrics[0], metrics=evaluation.metrics, distance=evaluation.distance,
             is_exact=live.old_index.kind == live.new_index.kind == "exact",
-            has_churn=bool(live.churn.inserts or live.churn.deletes),
+            has_service=comparison.service is not None, has_churn=bool(live.churn.inserts or live.churn.deletes),
             rolled_back=any(operation.kind == "rollback" for operation in plan.operations),
             data=data | weighting(comparison) | origin_of(comparison, context, recipe),
         )  # fmt: skip
-        return _conclude(folder, comparison, sides, plan, facts, timings_s)
+        return _conclude(folder, comparison, sides, plan, answering, facts, timings_s)
 
 
 def _is_there(folder: Path, key: RunKey, overwrite: bool) -> bool:
@@ -259,12 +277,12 @@ def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:
 
 
 def _conclude(
-    folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan, facts: DrillFacts,
+    folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan, answering: Answering, facts: DrillFacts,
     timings_s: dict[str, float],
 ) -> Path:  # fmt: skip
     started = time.perf_counter()
     try:
-        tables = drill_tables(folder, comparison, sides, plan)
+        tables = drill_tables(folder, comparison, sides, plan, answering)
     except BadPartError as error:
         raise InputError(
             f"{error.reason}; it was intact when the drill ended: delete {folder} to run the drill again"

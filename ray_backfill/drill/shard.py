@@ -1,10 +1,10 @@
 """A shard: a range of the gallery with both partitions, searched by many threads while one applies operations.
 
 Searches read an immutable ``View``. An operation replaces it with a new one, so a search sees each item in exactly one
-partition, either before or after it moves, and never waits for a writer. Answers of partitions and of shards are merged
-into one by the same rule.
+partition, either before or after it moves, and never waits for a writer. A shard returns the first items of each of its
+partitions; those of all shards together become an answer behind them (``pipeline.live``).
 
-Shapes: b queries, k items per answer, n items of an operation that belong to the shard.
+Shapes: b queries, k items per partition, n items of an operation that belong to the shard.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from ray_backfill.drill.parts import Embedded
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD, DrillPlan, Operation
 from ray_backfill.drill.tables import AnswerRow
 from ray_backfill.engine.index import IndexSettings, Partition, make_partition
-from ray_backfill.engine.lists import RankedLists, merge_sides
+from ray_backfill.engine.lists import RankedLists
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.learn.sides import SideName, Sides
 
@@ -33,13 +33,14 @@ _ROWS = 32_768
 
 @dataclass(frozen=True)
 class ShardAnswer:
-    """One shard's best items, and the state in which it searched them.
+    """The first items of a shard's partitions, and the state in which it searched them.
 
     applied: number of plan operations it had applied. old_items, new_items: size of each partition at that moment.
     missing_items: inserted items that no model could embed.
     """
 
-    best: RankedLists
+    old: RankedLists
+    new: RankedLists
     applied: int
     old_items: int
     new_items: int
@@ -106,27 +107,28 @@ class Shard:
         self.view = View(self._filled_old(self._own(plan.order)), self._empty("forward"), 0)
 
     def search(self, backward: FloatArray, forward: FloatArray, k: int, part_b: IntArray | None = None) -> ShardAnswer:
-        """The k best of both partitions together. backward: (b, d), forward: (b, d') vectors of the same queries.
+        """The k best of each partition. backward: (b, d), forward: (b, d') vectors of the same queries.
 
         part_b: the part of each query; needed with a filter. Cost with a filter: a search for each part among them.
         """
         view, place = self.view, self.place
         if self.part_n is None:
-            best = self._best(view, backward, forward, k)
+            old, new = self._best(view, backward, forward, k)
         else:
             assert part_b is not None
-            best = RankedLists.nothing(len(backward), k)
+            old, new = RankedLists.nothing(len(backward), k), RankedLists.nothing(len(backward), k)
             for part in np.unique(part_b):
                 stays, rows = self.part_n == part, part_b == part
-                old, new = view.old.only(stays, place.first), view.new.only(stays, place.first)
-                best.put(rows, self._best(replace(view, old=old, new=new), backward[rows], forward[rows], k))
-        return ShardAnswer(best, view.applied, view.old.n, view.new.n, view.missing)
+                inside = replace(view, old=view.old.only(stays, place.first), new=view.new.only(stays, place.first))
+                old_of_part, new_of_part = self._best(inside, backward[rows], forward[rows], k)
+                old.put(rows, old_of_part)
+                new.put(rows, new_of_part)
+        return ShardAnswer(old, new, view.applied, view.old.n, view.new.n, view.missing)
 
-    def _best(self, view: View, backward: FloatArray, forward: FloatArray, k: int) -> RankedLists:
+    def _best(self, view: View, backward: FloatArray, forward: FloatArray, k: int) -> tuple[RankedLists, RankedLists]:
         total = max(view.old.n + view.new.n, 1)
         old = view.old.search(backward, k, share=view.old.n / total)
-        new = view.new.search(forward, k, share=view.new.n / total)
-        return merge_sides(old, new, self.sides.merge, k)
+        return old, view.new.search(forward, k, share=view.new.n / total)
 
     def apply(self, operation: Operation, embedded: Embedded | None) -> None:
         """Apply the plan's next operation; applying one again has no effect.

@@ -221,6 +221,8 @@ class DrillFacts:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     is_exact: bool = False
     """Whether both indexes search exactly."""
+    has_service: bool = False
+    """Whether answers came from behind the stages of --service."""
     has_churn: bool = False
     """Whether items were inserted or deleted."""
     rolled_back: bool = False

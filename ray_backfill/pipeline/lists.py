@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
+from ray_backfill.engine.lists import RankedLists
 from ray_backfill.engine.systems import IntArray
 
 Places = NDArray[np.int32]
@@ -93,6 +94,15 @@ class TextPart(NamedTuple):
 
     starts: IntArray
     score: Scores
+
+
+def ranked_lists(places: Places, entries: Entries) -> RankedLists:
+    """The results at these places, of any shape."""
+    there = places >= 0
+    return RankedLists(
+        np.where(there, entries.item[places], -1), np.where(there, entries.distance[places], np.inf),
+        np.where(there, entries.score[places], np.inf), there & entries.is_forward[places],
+    )  # fmt: skip
 
 
 @kernel

@@ -39,6 +39,7 @@ from ray_backfill.pipeline.lists import (
     TextPart,
     fuse_places,
     merge_places,
+    ranked_lists,
     rerank_places,
 )
 from ray_backfill.pipeline.service import Service
@@ -202,17 +203,11 @@ def first_results(
     lists = {order: RankedLists.nothing(len(queries), points, k) for order in pair.orders}
 
     def take(_: int, order: str, variation: int, listed: Listed) -> None:
-        places, entries = listed.places[:, :, :k], listed.entries
+        places = listed.places[:, :, :k]
         if places.shape[1] == 2 < points:
             places = places[:, (np.arange(points) == points - 1).astype(np.int64)]
-        there = places >= 0
-        lists[order].put(
-            np.s_[place_Q[listed.queries], :, : places.shape[2]],
-            RankedLists(
-                np.where(there, entries.item[places], -1), np.where(there, entries.distance[places], np.inf),
-                np.where(there, entries.score[places], np.inf), there & entries.is_forward[places],
-            ),
-        )  # fmt: skip
+        at = np.s_[place_Q[listed.queries], :, : places.shape[2]]
+        lists[order].put(at, ranked_lists(places, listed.entries))
 
     _serve(systems, [pair], truth, points, distance, service, (service.stages,), k, take, False, device, queries)
     return lists
@@ -319,7 +314,7 @@ class _Blocks:
         points, k = prepared.points, min(self.variations[0].retrieve, prepared.nearest or 1)
         # Of one system alone, items that are inserted are in the old partition, too.
         users = {
-            (scan, row, pair.backward == pair.forward)
+            (scan, row, pair.backward == pair.forward and not pair.hides_backward)
             for pair in prepared.pairs
             for scan in (pair.backward_scan, pair.forward_scan)
             if scan >= 0
@@ -355,7 +350,7 @@ class _Blocks:
                         score[here] = pair.merge.scores(side.distance, np.full(len(side.item), side.is_forward))
                     entries = table._replace(score=score)
                     for order, row in zip(pair.orders, pair.rows, strict=True):
-                        is_alone = pair.backward == pair.forward
+                        is_alone = pair.backward == pair.forward and not pair.hides_backward
                         old = lists.get((pair.backward_scan, row, is_alone), nothing)
                         new = lists[pair.forward_scan, row, is_alone]
                         for variation, stages in enumerate(self.variations):

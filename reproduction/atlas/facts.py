@@ -15,7 +15,7 @@ from ray_backfill.encode.encoder import TEXT
 from reproduction.atlas.collections import COLLECTIONS
 from reproduction.atlas.comparison import ALL, TRAIN
 from reproduction.atlas.embeddings import FOLD
-from reproduction.atlas.page import CLOSE, LEAST_REGRET, NEAR, improving
+from reproduction.atlas.page import CLOSE, LEAST_REGRET, NEAR, WORSE, improving, merge_areas
 from reproduction.atlas.predictors import LEAST_STEP
 from reproduction.atlas.rules import (
     CHOICE,
@@ -47,11 +47,12 @@ _QUOTED: Sequence[Choice] = (
 
 def facts(curves: pd.DataFrame) -> Iterator[str]:
     """Lines of text. curves: of all upgrades, as ``compare`` and ``forecast`` return them."""
-    if "train" in curves:  # a table of before 2026-11-28 has one number of train items
-        curves = curves[curves["train"] == TRAIN]
+    by_train, curves = curves, curves[curves["train"] == TRAIN]
     whole = curves[(curves[FOLD] == ALL) & (curves["order"] == "random")]
     yield "# Rules of choice"
     yield from _rules(curves)
+    yield "# Merges of a method, with any number of train items"
+    yield from _merges(merge_areas(by_train))
     yield "# Regret by collection, in points"
     yield from _by_collection(curves)
     yield "# Better than the old service throughout?"
@@ -78,6 +79,20 @@ def _rules(curves: pd.DataFrame) -> Iterator[str]:
         apart = (regret[one] - regret[other]).rename("regret").reset_index().assign(rule=one)
         mean = mean_regrets(apart).loc[one]
         yield f"{one} less {other}: {mean['regret']:.2f} [{mean['low']:.2f}, {mean['high']:.2f}]"
+
+
+def _merges(areas: pd.DataFrame) -> Iterator[str]:
+    """areas: of ``merge_areas``. Quantile and isotonic are among the best merges only where they were chosen."""
+    best = areas.drop(columns="rrf", errors="ignore").max(axis=1)
+    for merge in ("best", "csls"):
+        below, lost = areas["raw"] - areas[merge] > WORSE, best - areas[merge]
+        for collection, own in lost.groupby(level="collection", sort=False):
+            methods = below[own.index].groupby(level="method").sum()
+            yield (
+                f"{merge}, {collection}: more than {WORSE} below raw in {methods.sum()} of {len(own)}; loses "
+                f"{own.mean():.2f} to the best merge, within {CLOSE} in {100 * (own <= CLOSE).mean():.0f} %; "
+                f"below: {methods[methods > 0].to_dict()}"
+            )
 
 
 def _by_collection(curves: pd.DataFrame) -> Iterator[str]:

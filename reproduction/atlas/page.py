@@ -192,16 +192,21 @@ def _rules_by_train(curves: pd.DataFrame) -> str:
     return table_lines(PageTable(("rule", *(f"at most {train:,}" for train in sizes)), tuple(rows)))
 
 
-def _merges_by_train(curves: pd.DataFrame) -> str:
-    """Where the merge that held-out items chose serves less than raw distances."""
+def merge_areas(curves: pd.DataFrame) -> pd.DataFrame:
+    """AUC in points of each merge (columns), of upgrades, train items and methods (rows) with a chosen merge."""
     own = curves[(curves[FOLD] == ALL) & (curves["order"] == "random") & ~curves["method"].isin(NOT_CHOSEN)]
-    areas = own.pivot_table(index=[*UPGRADE, "train", "method"], columns="merge", values="auc")
-    areas = 100 * areas.reindex(columns=["raw", "best"]).dropna()
+    areas = own.pivot_table(index=[*UPGRADE, "train", "method"], columns="merge", values="auc", sort=False)
+    areas = areas.reindex(columns=areas.columns.union(["raw", "best"]))
+    return 100 * areas.dropna(subset=["raw", "best"])
+
+
+def _merges_by_train(curves: pd.DataFrame) -> str:
+    """Where the chosen merge serves less than raw distances."""
+    areas = merge_areas(curves)
     lost = (areas["raw"] - areas["best"]).sort_values(ascending=False)
     listed = lost[lost > WORSE]
-    said = (
-        f"In {len(listed)} of {len(lost)} ({_share(lost > WORSE)}) of methods and upgrades, by more than {WORSE} points"
-    )
+    share = _share(lost > WORSE)
+    said = f"In {len(listed)} of {len(lost):,} ({share}) of methods and upgrades, by more than {WORSE} points"
     if listed.empty:
         return f"{said}."
     header = (*UPGRADE, "train items", "method", "raw", "chosen merge")

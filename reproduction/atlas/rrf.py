@@ -26,8 +26,7 @@ _LEAST = 1e-4  # points; values are rounded to float32
 
 def write_rrf(curves: pd.DataFrame, page: Path) -> None:
     """Renew the tables of the page, and its figure; curves: of all upgrades, as ``compare`` returns them."""
-    whole = curves[(curves[FOLD] == ALL) & (curves["order"] == "random")]
-    whole = (whole[whole["train"] == TRAIN] if "train" in whole else whole).set_index(CHOICE)
+    whole = curves[(curves[FOLD] == ALL) & (curves["order"] == "random") & (curves["train"] == TRAIN)].set_index(CHOICE)
     of = {name: whole.loc[[choice]].set_index(UPGRADE).sort_index() for name, choice in _CHOICES.items()}
     points = {name: 100 * np.stack(own["curve"].to_list()) for name, own in of.items()}
     area = {name: 100 * own["auc"] for name, own in of.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -20,6 +20,11 @@ from ray_backfill.engine.metrics import metric_forms
 from ray_backfill.engine.systems import Filter, GroundTruth, RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import all_methods
 from ray_backfill.learn.sides import Sides
+from ray_backfill.pipeline.lexical import TextLists
+from ray_backfill.pipeline.lists import Fusion, Stages
+from ray_backfill.pipeline.live import Answering
+from ray_backfill.pipeline.rerank import PairScores
+from ray_backfill.pipeline.service import Service
 from tests import reference
 from tests.drill._rankings import rankings
 
@@ -43,6 +48,10 @@ def quantile_merge() -> Merge:
     rng = np.random.default_rng(7)
     old, new = (rng.integers(1, 4, size=(30, dim)).astype(np.float32) for dim in (2, 3))
     return fit_merge("quantile", UpgradePair(RetrievalSystem(old, old), RetrievalSystem(new, new)), None, "cosine", 0)
+
+
+def exact_answers(sides: Sides, pair: UpgradePair, state: State, k: int, parts: Filter | None = None) -> Any:
+    return results.exact_answers(sides, pair, state, Answering.plain(sides.merge, k), parts)
 
 
 def by_loop(metric: str, ranked: Lists, positives: Lists, ignored: Lists, state: State) -> float:
@@ -99,7 +108,7 @@ def test_exact_and_live_quality_are_those_of_a_full_sort(world: Any, is_mapped: 
     np.testing.assert_equal(results.exact_quality(pair, truth, state, METRICS, "cosine", merge), expected)
     sides = Sides(all_methods()["rm_naive"], None, merge, "cosine", {"old": 2, "new": 3})
     for metrics in (METRICS, ("mAP@3",), ("CMC@1",)):
-        answers = results.exact_answers(sides, pair, state, results.depth(metrics, truth), truth.filter)
+        answers = exact_answers(sides, pair, state, results.depth(metrics, truth), truth.filter)
         live = results.live_quality(answers, results.only_alive(truth, state), metrics)
         np.testing.assert_equal(live, {metric: expected[metric] for metric in metrics})
 
@@ -115,7 +124,7 @@ def test_live_quality_is_exact_for_every_metric_with_grades_and_weights(world: A
     truth = GroundTruth.from_positives(positives, ignored, n_gallery=len(state), grades=grades).with_weights(weights)
     exact = results.exact_quality(pair, truth, state, metrics, "cosine", RAW)
     sides = Sides(all_methods()["rm_naive"], None, RAW, "cosine", {"old": 2, "new": 3})
-    answers = results.exact_answers(sides, pair, state, results.depth(metrics, truth))
+    answers = exact_answers(sides, pair, state, results.depth(metrics, truth))
     np.testing.assert_equal(results.live_quality(answers, results.only_alive(truth, state), metrics), exact)
     gains = np.zeros((len(positives), len(state)))
     for row, items, own in zip(gains, positives, grades, strict=True):
@@ -129,6 +138,38 @@ def test_live_quality_is_exact_for_every_metric_with_grades_and_weights(world: A
         assert exact == pytest.approx(expected, rel=1e-12)
 
 
+@settings(max_examples=60)
+@given(
+    world=worlds(), separate=st.booleans(), share=st.sampled_from([0.0, 0.3, 1.0]), n_parts=st.integers(1, 3)
+)  # fmt: skip
+def test_quality_behind_a_service_is_that_of_its_answers(
+    world: Any, separate: bool, share: float, n_parts: int
+) -> None:
+    """Equal to the last bit, with ignored items, weights, parts, a text list and a re-ranker, at any moment."""
+    pair, positives, ignored, state = world
+    n, rng = len(state), np.random.default_rng(len(state))
+    truth = GroundTruth.from_positives(positives, ignored, n_gallery=n)
+    parts = Filter(rng.integers(0, n_parts, len(positives)), rng.integers(0, n_parts, n))
+    truth = truth.with_weights(rng.integers(1, 4, len(positives)).astype(np.float64)).with_filter(parts)
+    state = np.where(rng.random(n) < share, NEW, OLD).astype(np.uint8)
+    listed = [
+        [i for i in rng.permutation(n).tolist() if i not in skipped and parts.of_item[i] == part][:3]
+        for skipped, part in zip(ignored, parts.of_query, strict=True)
+    ]
+    text = TextLists(
+        np.array([(row + [-1] * 3)[:3] for row in listed]),
+        np.array([([3.0, 2.0, 2.0][: len(row)] + [-np.inf] * 3)[:3] for row in listed]),
+    )
+    query, item = np.divmod(np.arange(len(positives) * n), n)
+    relevance = PairScores(query, item, rng.integers(0, 3, len(item)).astype(np.float64))
+    service = Service(Stages(4, 5, Fusion("minmax", 60, (1, 1), separate, 3, 6), 3), text, relevance)
+    sides = Sides(all_methods()["rm_naive"], None, quantile_merge(), "cosine", {"old": 2, "new": 3})
+    metrics = ("mAP@4", "CMC@1", "nDCG@6")
+    exact = results.exact_quality(pair, truth, state, metrics, "cosine", sides.merge, service)
+    answers = results.exact_answers(sides, pair, state, Answering(sides.merge, service, 6, truth), truth.filter)
+    np.testing.assert_equal(results.live_quality(answers, truth, metrics), exact)
+
+
 @pytest.mark.parametrize("is_mapped", [False, True])
 def test_exact_answers_are_those_of_a_full_sort(is_mapped: bool) -> None:
     """Covers fewer items than requested, and nearly all items in one partition."""
@@ -140,7 +181,7 @@ def test_exact_answers_are_those_of_a_full_sort(is_mapped: bool) -> None:
         ranked = rankings(pair, state, merge)
         for k in (1, 7, 40):
             expected = [(items + [-1] * k)[:k] for items in ranked]
-            np.testing.assert_array_equal(results.exact_answers(sides, pair, state, k), expected)
+            np.testing.assert_array_equal(exact_answers(sides, pair, state, k), expected)
 
 
 def test_without_living_positives_there_is_no_quality() -> None:

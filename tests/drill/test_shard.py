@@ -18,6 +18,7 @@ from ray_backfill.engine.lists import merge_lists
 from ray_backfill.engine.merges import RAW, Merge, ScoreMap, fit_merge
 from ray_backfill.learn.methods import Embeddings, all_methods
 from ray_backfill.learn.sides import Sides
+from ray_backfill.pipeline.live import Answering
 from tests.drill._rankings import rankings
 
 N, DIMS = 60, {"old": 3, "new": 5}
@@ -71,7 +72,8 @@ def by_full_sort(state: NDArray[np.uint8], merge: Merge, k: int, has_filter: boo
 
 def search(parts: list[Shard], k: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     found = [shard.search(*parts[0].sides.queries(QUERIES), k, PART_Q) for shard in parts]
-    merged = merge_lists([answer.best for answer in found], k)
+    old, new = (merge_lists(lists, k) for lists in zip(*((answer.old, answer.new) for answer in found), strict=True))
+    merged = Answering.plain(parts[0].sides.merge, k).answers(old, new, np.arange(len(QUERIES["old"])))
     assert merged.are_distinct
     return merged.item, merged.is_forward
 
@@ -123,7 +125,8 @@ def test_fillers_of_a_nearly_empty_partition_displace_nothing(backfilled: int) -
         shard.apply(plan.operations[0], embed(plan.operations[0]))
         positions, _ = search([shard], 10)
         np.testing.assert_array_equal(positions, by_full_sort(plan.state(1, {}), merge, 10))
-        best = shard.search(*shard.sides.queries(QUERIES), N + 3).best
+        answer = shard.search(*shard.sides.queries(QUERIES), N + 3)
+        best = Answering.plain(merge, N + 3).answers(answer.old, answer.new, np.arange(7))
         assert (best.item[:, N:] == -1).all()
         assert np.isposinf(best.score[:, N:]).all()
         assert np.isfinite(best.score[:, :N]).all()
@@ -175,8 +178,8 @@ def test_searches_beside_a_writer_see_every_item_exactly_once(kind: str) -> None
     def look() -> None:
         while not stop.is_set():
             answer = shard.search(QUERIES["old"], QUERIES["new"], N)
-            for row in answer.best.item:
-                if kind in ("exact", "Flat") and sorted(row) != list(range(N)):
+            for row in np.hstack([answer.old.item, answer.new.item]):
+                if kind in ("exact", "Flat") and sorted(row[row >= 0]) != list(range(N)):
                     wrong.append(f"{sorted(row)} at {answer.applied}")
                 if len(set(row[row >= 0].tolist())) != (row >= 0).sum():
                     wrong.append("an item twice")

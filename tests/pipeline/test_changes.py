@@ -48,14 +48,14 @@ class Literal:
         for q in range(made.truth.n_queries):
             for is_new, side in ((False, pair.backward), (True, pair.forward)):
                 d = ProductForm.of(made.systems[side], "l2").exact(np.full(n, q), np.arange(n))
-                is_alone = pair.backward == pair.forward
+                is_alone = pair.backward == pair.forward and pair.switch == "progressively"
                 self.distance[q, is_new] = d.tolist()
                 self.score[q, is_new] = (d if is_alone else pair.merge.scores(d, np.full(n, is_new))).tolist()
 
     def at(self, q: int, t: float, order: str, stages: Stages) -> list[tuple[int, bool]]:
         """(item, whether the old partition serves it) of one query at progress t."""
         truth, pair, inserted = self.made.truth, self.pair, self.what.inserted_at
-        n, is_alone = truth.n_gallery, pair.backward == pair.forward
+        n, is_alone = truth.n_gallery, pair.backward == pair.forward and pair.switch == "progressively"
         waiting = [i for i in pair.orders[order].tolist() if inserted[i] == 0]
         done = {*waiting[: math.floor(t * len(waiting) + 1e-9)], *np.flatnonzero(inserted).tolist()}
         if pair.switch == "at_end" or (is_alone and pair.switch == "progressively"):

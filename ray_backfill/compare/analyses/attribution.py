@@ -11,26 +11,14 @@ from numpy.typing import NDArray
 
 from ray_backfill.compare.analyses import Analysis, TableRows
 from ray_backfill.compare.results import ResultsData, Row
-from ray_backfill.compare.selection import is_retention, shown_rows, variant_cells
+from ray_backfill.compare.selection import is_retention
 from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.progress import track
 from ray_backfill.core.schema import block
 from ray_backfill.page import Difference
 from ray_backfill.page.charts import COLOURS, MID, Chart, DrawnCurve, Interval, Style
 from ray_backfill.page.numbers import interval, listed, percent, points
-from ray_backfill.page.sections import (
-    Cell,
-    Charts,
-    Folded,
-    Note,
-    Part,
-    Section,
-    TableLine,
-    limits,
-    share,
-    table_of,
-    word,
-)
+from ray_backfill.page.sections import Cell, Charts, Note, Section, TableLine, limits, share, table_of
 
 if TYPE_CHECKING:
     from ray_backfill.compare.replay import Curves, Replayed
@@ -41,6 +29,7 @@ LADDER, WITHOUT, UPGRADE = "ladder", "without", "upgrade"
 MODEL, MERGE = "model", "merge"
 SUMS = ("stages", "service")
 _LABELS = {MODEL: "new model", MERGE: "backfill"}
+_HEADS = {LADDER: "added in this order", UPGRADE: "to new \u2212 old", WITHOUT: "left out alone"}
 
 
 @dataclass(frozen=True)
@@ -189,33 +178,34 @@ def sentence(results: ResultsData, row: Row) -> str:
     stages, s = f"The {listed([*of_stage], 'and')}", "s" * (len(of_stage) == 1)
     sides = {of.side for of in of_stage.values()}
     worth, there = f"{points(alone.value, digits)} of {row.metric}", percent(left.value, digits)
+    whole = f"these {there}"
     # What an upgrade usually is, better and partly hidden; then what holds whatever the signs are.
-    said, whole = "", ""
     if not any(of.low or of.high for of in of_stage.values()):
         said = f"{stages} change{s} nothing: by {row.metric}, the new model is {_worth(alone, digits)}"
-        whole = f"these {there}"
     elif alone.side > 0 and left.side > 0 and {1, -1} <= sides:
-        parts = [
-            f"the {stage} {'adds' if of.side > 0 else 'hides'} {percent(abs(of.value), digits)}"
-            for stage, of in of_stage.items()
-            if of.side
-        ]
-        said = f"Of the upgrade\u2019s {worth}, {listed(parts, 'and')}; in this service it is worth {there}"
-        whole = f"these {there}"
+        words = {1: "adds", -1: "hides"}
+        of_each = {
+            stage: f"{words[of.side]} {percent(abs(of.value), digits)}" for stage, of in of_stage.items() if of.side
+        }
+        told = listed([f"the {stage} {does}" for stage, does in of_each.items()], "and")
+        said = f"Of the upgrade\u2019s {worth}, {told}; in this service it is worth {there}"
     elif alone.side > 0 and left.side > 0 and changed.side < 0:
         said = f"{stages} hide{s} {percent(-changed.value, digits)} of the upgrade\u2019s {worth}"
         whole = f"the other {there}"
     elif alone.side > 0 and changed.side > 0:
         said = f"{stages} add{s} {points(changed.value, digits)} to the upgrade\u2019s {worth}"
-        whole = f"these {there}"
-    elif not changed.side:
-        said = (
-            f"No difference is shown between what the upgrade is worth by the vectors alone, {worth}, and in this "
-            f"service, {points(left.value, digits)} ({_limited(changed, digits)})"
+    elif not changed.side and (alone.side or left.side):
+        said, whole = (
+            (
+                f"No difference is shown between what the upgrade is worth by the vectors alone, {worth}, and in this "
+                f"service, {points(left.value, digits)} ({_limited(changed, digits)})"
+            ),
+            "",
         )
     else:
         better = [_worth(step, digits) for step in (alone, left)]
         said = f"By {row.metric}, the new model is {better[0]} by the vectors alone and {better[1]} in this service"
+        whole = ""
     cost = found[WITHOUT, MERGE]
     if row.method == NEW:
         return f"{said}."
@@ -244,25 +234,13 @@ def section(results: ResultsData) -> Section | None:
     row = results.best() or results.reference(NEW)
     if row is None or not (found := changes_of(results, row)):
         return None
-    stages, unknown = [stage for kind, stage in found if kind == LADDER], Difference(math.nan, math.nan, math.nan)
     lines: list[TableLine] = []
-    for stage in stages:
+    for stage in [stage for kind, stage in found if kind == LADDER]:
         line = [("stage", Cell(_LABELS.get(stage, stage)))]
-        for head, kind in (
-            ("added in this order", LADDER),
-            ("to new \u2212 old", UPGRADE),
-            ("left out alone", WITHOUT),
-        ):
-            value, low, high = found.get((kind, stage), unknown)
+        for kind, head in _HEADS.items():
+            value, low, high = found.get((kind, stage), (math.nan, math.nan, math.nan))
             line += [(head, share(value)), ("95 % interval", limits(low, high))]
         lines.append(line)
-    everyone: list[TableLine] = []
-    for shown in shown_rows(results, row.metric):
-        of_row = changes_of(results, shown)
-        names = [("method", Cell(results.name(shown)))]
-        names += [(head, word(text)) for head, text in variant_cells(results, shown).items()]
-        ladder = [(_LABELS.get(stage, stage), share(of_row.get((LADDER, stage), unknown).value)) for stage in stages]
-        everyone.append([*names, *ladder, ("service", share(shown.auc))])
     which = f"{row.title}{', ' * bool(results.group(row))}{results.label(row.variant) if results.group(row) else ''}"
     words = (
         f"{row.metric} on average over the backfill: from the old model\u2019s whole ranking by the vectors alone to "
@@ -275,11 +253,9 @@ def section(results: ResultsData) -> Section | None:
         "service without the stage, or with the old or the new model alone; a cut before a fusion or re-ranker cannot "
         "be left out alone. attribution.parquet has every moment."
     )
-    said = sentence(results, row)
-    table = table_of("What each stage changes", lines, "")
-    folded = Folded("Every method", [table_of("What each stage changes, every method", everyone)])
-    parts: list[Part] = [said, words, Charts([waterfall(row, found)], "stages"), table, note, folded]
-    return Section("What each stage changes", [part for part in parts if part], said=[said] if said else [])
+    said = [told] if (told := sentence(results, row)) else []
+    table, chart = table_of("What each stage changes", lines, ""), Charts([waterfall(row, found)], "stages")
+    return Section("What each stage changes", [*said, words, chart, table, note], said=said)
 
 
 def waterfall(row: Row, found: Mapping[tuple[str, str], Difference]) -> Chart:
@@ -302,24 +278,17 @@ def waterfall(row: Row, found: Mapping[tuple[str, str], Difference]) -> Chart:
         total = percent(value[is_shown].sum() / 100)
         curves.append(DrawnCurve(key, key, total, style, x, value[is_shown], limited, bottom=before))
     levels = np.concatenate([end, *(curve.interval[1:] for curve in curves if curve.interval)], axis=None)
-    lowest = max(0.0, 1.5 * levels.min() - 0.5 * levels.max())
+    most = np.nanmax(levels)
+    lowest = max(0.0, 1.5 * np.nanmin(levels) - 0.5 * most)
     labels = [_LABELS.get(stage, stage) for stage in ladder]
     return Chart(
         f"What each stage changes: {row.title}", f"{row.metric} (%)", "points", tuple(curves), x_unit="stage", place="",
         notes=("Thin lines: 95 % intervals", *(["The axis does not start at 0"] if lowest else [])),
-        x_range=(-0.7, last + 0.7), y_range=(lowest, levels.max() + 0.05 * (levels.max() - lowest)),
+        x_range=(-0.7, last + 0.7), y_range=(lowest, 1.05 * most - 0.05 * lowest),
         bars=(*labels, "service"),
     )  # fmt: skip
 
 
 ANALYSES = (
-    Analysis(
-        "attribution",
-        AttributionRow,
-        compute,
-        section,
-        needs=("checks",),
-        further={"plain_advice": PlainAdvice},
-        place=5,
-    ),
+    Analysis("attribution", AttributionRow, compute, section, ("checks",), {"plain_advice": PlainAdvice}, place=5),
 )

@@ -31,6 +31,7 @@ from ray_backfill.engine.systems import IntArray
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.models.apply import load_network
 from ray_backfill.learn.sides import SIDES, Sides
+from ray_backfill.pipeline.live import Answering
 from ray_backfill.workers.waiting import Room, answer_of
 
 # Maximum number of train items used to train indexes.
@@ -134,22 +135,24 @@ class Routed:
 
 
 class Router:
-    """shards: actors. sizes_PS: ``DrillPlan.sizes``, the planned number of items after each operation, by shard."""
+    """shards: actors. sizes_PS: ``DrillPlan.sizes``, the planned number of items after each operation, by shard.
+    answering: makes one answer of the first items of both partitions.
+    """
 
-    def __init__(self, shards: Sequence[ActorHandle], sizes_PS: IntArray) -> None:
-        self.shards, self.sizes_PS = shards, sizes_PS
+    def __init__(self, shards: Sequence[ActorHandle], sizes_PS: IntArray, answering: Answering) -> None:
+        self.shards, self.sizes_PS, self.answering = shards, sizes_PS, answering
 
     async def search(
-        self, backward: NDArray[Any], forward: NDArray[Any], k: int, deadline_s: float, part: IntArray
+        self, backward: NDArray[Any], forward: NDArray[Any], queries: IntArray, deadline_s: float, part: IntArray
     ) -> Routed:
-        """The k best items of the whole gallery. backward: (b, d), forward: (b, d') vectors of the same queries.
+        """The answers to some queries. backward: (b, d), forward: (b, d') vectors. queries: (b,) their rows.
 
         part: (b,) see ``Questions.part``.
 
         Raises:
             UnansweredError: a shard did not answer within ``deadline_s``.
         """
-        until = time.monotonic() + deadline_s
+        until, k = time.monotonic() + deadline_s, self.answering.retrieve
         retries = [0] * len(self.shards)
         asked = [self._ask(i, (backward, forward, k, part), until, retries) for i in range(len(self.shards))]
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
@@ -159,11 +162,12 @@ class Router:
             if isinstance(outcome, BaseException):
                 raise outcome
         answers = [outcome for outcome in outcomes if isinstance(outcome, ShardAnswer)]
-        merged = merge_lists([shard.best for shard in answers], k)
+        old, new = (merge_lists(lists, k) for lists in zip(*((shard.old, shard.new) for shard in answers), strict=True))
+        both = old._replace(item=np.hstack([old.item, new.item]))
         applied = [shard.applied for shard in answers]
-        old, new = sum(shard.old_items for shard in answers), sum(shard.new_items for shard in answers)
-        violations = self._violations(answers, merged)
-        return Routed(merged, (min(applied), max(applied)), old, new, sum(retries), violations)
+        sizes = sum(shard.old_items for shard in answers), sum(shard.new_items for shard in answers)
+        served = self.answering.answers(old, new, queries)
+        return Routed(served, (min(applied), max(applied)), *sizes, sum(retries), self._violations(answers, both))
 
     async def _ask(self, shard: int, question: tuple[Any, ...], until: float, retries: list[int]) -> ShardAnswer:
         while True:
@@ -177,11 +181,11 @@ class Router:
                 retries[shard] += 1
                 await asyncio.sleep(_PAUSE_S)
 
-    def _violations(self, answers: Sequence[ShardAnswer], merged: RankedLists) -> int:
-        """Count broken invariants of an answer: every item must be in exactly one partition."""
+    def _violations(self, answers: Sequence[ShardAnswer], both: RankedLists) -> int:
+        """Count broken invariants of an answer: every item must be in exactly one partition. both: lists."""
         sizes = np.array([a.old_items + a.new_items + a.missing_items for a in answers])
         expected = np.array([self.sizes_PS[a.applied, shard] for shard, a in enumerate(answers)])
-        return int((sizes != expected).sum()) + (not merged.are_distinct)
+        return int((sizes != expected).sum()) + (not both.are_distinct)
 
 
 class ShardSet:
@@ -196,7 +200,7 @@ class ShardSet:
     ) -> None:
         edges = [0, *(shard.place.last for shard in job.shards)]
         self.actors = start_shards(job.shards, job.settings.shards, job.embed.actors.gpus)
-        self.router = Router(self.actors, job.plan.sizes(edges))
+        self.router = Router(self.actors, job.plan.sizes(edges), job.questions.answering)
         self.make_again, self.tell = make_again, tell
         self.pids: dict[int, int] = {}
         needs = shards_need(job.shards, job.settings.shards, job.embed.actors.gpus)
@@ -241,8 +245,9 @@ class ShardSet:
         """
 
         async def ask_all() -> list[RankedLists]:
-            batches = [slice(i, i + _BATCH) for i in range(0, len(questions.backward), _BATCH)]
-            return [await self._ask(checkpoint, questions, some) for some in batches]
+            rows = np.arange(len(questions.backward))
+            batches = [rows[i : i + _BATCH] for i in range(0, len(rows), _BATCH)]
+            return [await self._ask(checkpoint, questions, queries) for queries in batches]
 
         return joined(asyncio.run(ask_all()))
 
@@ -251,12 +256,12 @@ class ShardSet:
         for actor in self.actors:
             ray.kill(actor)
 
-    async def _ask(self, checkpoint: Checkpoint, questions: Questions, some: slice) -> RankedLists:
+    async def _ask(self, checkpoint: Checkpoint, questions: Questions, queries: IntArray) -> RankedLists:
         until = time.monotonic() + _PATIENCE_S
-        queries = questions.backward[some], questions.forward[some], questions.k
+        vectors = questions.backward[queries], questions.forward[queries]
         while True:
             try:
-                routed = await self.router.search(*queries, _PATIENCE_S, questions.part[some])
+                routed = await self.router.search(*vectors, queries, _PATIENCE_S, questions.part[queries])
             except UnansweredError as error:
                 raise RuntimeError(f"a shard did not come back within {_PATIENCE_S:g} s; see Ray's logs") from error
             if routed.violations:

@@ -90,7 +90,7 @@ class TrafficActor:
 
     async def _ask(self, queries: IntArray, deadline_s: float) -> Routed:
         vectors = self.backward[queries], self.forward[queries]
-        return await self.router.search(*vectors, self.job.k, deadline_s, self.part[queries])
+        return await self.router.search(*vectors, queries, deadline_s, self.part[queries])
 
     async def _send(self, scheduled: float, queries: IntArray, is_warm_up: bool) -> None:
         left_s = scheduled + self.job.settings.deadline_s - time.time()
@@ -144,7 +144,7 @@ class Traffic:
         self.warm_up_s = settings.warm_up_s if settings.rate_per_s else 0.0
         self.zero = self.since = 0.0
         self.make = ray.remote(num_cpus=0, max_concurrency=1000)(TrafficActor)
-        self.sent = router, *map(ray.put, (questions.backward, questions.forward, questions.part))
+        self.sent = tuple(map(ray.put, (router, questions.backward, questions.forward, questions.part)))
         self.senders = [Sender(leg, i) for i in range(settings.actors if settings.rate_per_s else 0)]
         self.actors = [self._made(sender, self.make) for sender in self.senders]
         self.running: list[Any] = []
@@ -212,5 +212,5 @@ class Traffic:
     def _made(self, sender: Sender, make: Any) -> ActorHandle:
         job = self.job
         sender.begin(job.folder)
-        of_actor = TrafficJob(job.settings.traffic, job.folder, sender, job.questions.k, job.name)
+        of_actor = TrafficJob(job.settings.traffic, job.folder, sender, job.name)
         return make.remote(of_actor, *self.sent)

@@ -69,7 +69,8 @@ def source(drill: Drill) -> str:
     facts = drill.facts
     names = [facts.title or facts.method]
     names += [f"{name} {what}" for name, what in ((facts.order, "order"), (facts.merge, "merge")) if name]
-    return ", ".join(n for n in names if n) + ("; exact indexes" if facts.is_exact else "; approximate indexes")
+    indexes = ("; exact indexes" if facts.is_exact else "; approximate indexes") + "; --service" * facts.has_service
+    return ", ".join(name for name in names if name) + indexes
 
 
 def moment(checkpoint: CheckpointRow) -> str:

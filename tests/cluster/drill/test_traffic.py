@@ -15,6 +15,8 @@ from ray_backfill.drill.settings import TrafficSettings
 from ray_backfill.drill.shard import ShardAnswer
 from ray_backfill.drill.traffic import Sender, read_events
 from ray_backfill.engine.lists import RankedLists
+from ray_backfill.engine.merges import RAW
+from ray_backfill.pipeline.live import Answering
 
 
 class Answers:
@@ -23,14 +25,14 @@ class Answers:
     def __init__(self, *turns: str) -> None:
         self.turns = ["answer", *turns]
 
-    async def search(self, backward: Any, forward: Any, k: int, deadline_s: float, part: Any) -> Routed:
+    async def search(self, backward: Any, forward: Any, queries: Any, deadline_s: float, part: Any) -> Routed:
         turn = self.turns.pop(0) if self.turns else "answer"
         if turn == "late":
             raise UnansweredError(3)
         if turn == "fail":
             raise OSError("out of memory")
         await asyncio.sleep(0.01)
-        nothing = np.zeros((len(backward), k))
+        nothing = np.zeros((len(queries), 4))
         answer = RankedLists(nothing.astype(np.int64), nothing.astype(np.float32), nothing, nothing > 0)
         return Routed(answer, (4, 5), 6, 7, 1, 0)
 
@@ -38,7 +40,7 @@ class Answers:
 def sent(folder: Path, router: Answers, seconds: float) -> TrafficActor:
     settings = TrafficSettings(rate_per_s=100.0, arrivals="constant", warm_up_s=0.1, batch=2)
     vectors = np.ones((5, 3), np.float32)
-    job = TrafficJob(settings, folder, Sender(0, 0), 4, "test")
+    job = TrafficJob(settings, folder, Sender(0, 0), "test")
     job.sender.begin(folder)
     actor = TrafficActor(job, router, vectors, vectors, np.zeros(5, np.int64))  # type: ignore[arg-type]
 
@@ -92,7 +94,7 @@ def test_a_replaced_incarnation_stops_and_writes_nothing(tmp_path: Path) -> None
     """As if its node had lost its connection: nobody tells it to stop."""
     settings = TrafficSettings(rate_per_s=100.0, arrivals="constant", warm_up_s=0.0)
     vectors = np.ones((5, 3), np.float32)
-    job = TrafficJob(settings, tmp_path, Sender(0, 0), 4, "test")
+    job = TrafficJob(settings, tmp_path, Sender(0, 0), "test")
     job.sender.begin(tmp_path)
     actor = TrafficActor(job, Answers(), vectors, vectors, np.zeros(5, np.int64))  # type: ignore[arg-type]
 
@@ -115,7 +117,7 @@ def test_the_next_incarnation_continues_the_schedule(tmp_path: Path) -> None:
     vectors = np.ones((5, 3), np.float32)
     sender = Sender(0, 0, incarnation=1)
     sender.begin(tmp_path)
-    job = TrafficJob(settings, tmp_path, sender, 4, "test")
+    job = TrafficJob(settings, tmp_path, sender, "test")
     actor = TrafficActor(job, Answers(), vectors, vectors, np.zeros(5, np.int64))  # type: ignore[arg-type]
     now = time.time()
 
@@ -134,14 +136,14 @@ def test_the_next_incarnation_continues_the_schedule(tmp_path: Path) -> None:
 
 def test_readers_see_an_item_that_is_lost_or_served_twice() -> None:
     """Two shards that must have 3 and 2 items after one operation; the second has lost one to a broken image."""
-    router = Router([], np.array([[9, 9], [3, 2]]))
+    router = Router([], np.array([[9, 9], [3, 2]]), Answering.plain(RAW, 4))
 
     def answer(*positions: int) -> RankedLists:
         row = np.array([positions])
         return RankedLists(row, row.astype(np.float32), row.astype(np.float64), row > 0)
 
     def shard(old: int, new: int, missing: int = 0) -> ShardAnswer:
-        return ShardAnswer(answer(1), 1, old, new, missing)
+        return ShardAnswer(answer(1), answer(-1), 1, old, new, missing)
 
     right = [shard(2, 1), shard(0, 1, missing=1)]
     assert router._violations(right, answer(4, 1, -1, -1)) == 0

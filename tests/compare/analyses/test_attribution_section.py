@@ -87,6 +87,11 @@ CASES: dict[str, tuple[Points, Mapping[str, Points], Points, list[str], list[str
         (13.0, 1.0), {"cut": (0.0, 0.0), "fusion": (-0.4, 1.0)}, (-1.0, 0.3),
         ["No difference is shown", "13.0 points", "12.6 points", "−0.9 to 0.1", "costs 1.0 points."], ["hide"],
     ),
+    "neither the models nor a change are shown to differ": (
+        (-0.3, 1.0), {"cut": (0.0, 0.0), "fusion": (0.2, 1.0)}, (-0.2, 0.3),
+        ["not shown to differ from the old one (−0.3 points, 95 % interval −1.3 to 0.7) by the vectors alone"],
+        ["worth", "hide", "worse"],
+    ),
     "all is hidden": (
         (13.0, 1.0), {"cut": (-12.9, 0.5)}, (0.3, 0.5),
         ["13.0 points better than the old one by the vectors alone", "not shown to differ", "−0.4 to 0.6"],
