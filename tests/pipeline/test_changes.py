@@ -58,7 +58,7 @@ class Literal:
         n, is_alone = truth.n_gallery, pair.backward == pair.forward and pair.switch == "progressively"
         waiting = [i for i in pair.orders[order].tolist() if inserted[i] == 0]
         done = {*waiting[: math.floor(t * len(waiting) + 1e-9)], *np.flatnonzero(inserted).tolist()}
-        if pair.switch == "at_end" or (is_alone and pair.switch == "progressively"):
+        if pair.switch == "at_end" or is_alone:
             done = set(range(n)) if t == 1 else set()
         old, new = [], []
         for i in set(range(n)) - set(truth.ignored_of(q).tolist()):
