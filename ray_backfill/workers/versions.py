@@ -1,6 +1,6 @@
 """Whether the nodes of a cluster have the versions of ray_backfill, Ray and Python of this process.
 
-Ray itself compares its own version and Python's, with its head's, in eight lines; of ray_backfill it knows nothing.
+Ray compares itself and Python with the head, and says a difference in eight lines. It knows nothing of ray_backfill.
 """
 
 import re
@@ -16,10 +16,8 @@ from ray_backfill.core.progress import detail, say
 from ray_backfill.workers.waiting import answer_of, living_nodes
 
 _REMEDY = "give all of them one image, or install the same versions in each, and run the same command again"
-# A process that imports Ray takes a second; on a busy node several.
+# A process of Ray starts in a second or two; on two cores with twelve programs, in forty.
 _PATIENCE_S = 60.0
-# Nodes that one line names.
-_SHOWN = 3
 
 
 @contextmanager
@@ -39,8 +37,8 @@ def rays_mismatch_as_line() -> Iterator[None]:
 def check_versions() -> None:
     """Ask each living node that has CPUs. Of Python, 3.11 is compared, not 3.11.7, on which Ray has its own setting.
 
-    A node that does not answer, because it has just died or is very busy, is a line and no error. Cost: a second, for
-    a process of Ray that later tasks use again.
+    A node that does not answer, because it has just died or is very busy, is a line and no error. Cost: 0.2 s, and the
+    start of one process of Ray on each node, which later tasks use.
 
     Raises:
         InputError: A node has other versions.
@@ -78,6 +76,6 @@ def check_versions() -> None:
             if others := [f"{name} {version}" for name, version in theirs.items() if version != ours[name]]:
                 differ.append(f"node {node} has {', '.join(others)}")
     if differ:
-        shown = "; ".join(differ[:_SHOWN]) + f"; {len(differ) - _SHOWN} more differ" * (len(differ) > _SHOWN)
+        shown = "; ".join(differ[:3]) + f"; {len(differ) - 3} more differ" * (len(differ) > 3)
         command = ", ".join(f"{name} {version}" for name, version in ours.items())
         raise InputError(f"{shown}; but this command has {command}; {_REMEDY}")
