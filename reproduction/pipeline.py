@@ -45,6 +45,12 @@ SERVICES = {
     "BM25, dbsf": "retrieve: 100\nhybrid: {list: bm25, fusion: dbsf}",
 }
 METRIC = "nDCG@10"
+_SITUATIONS = {
+    "NOT_SHOWN": "no gain is shown",
+    "NOT_MIXED": "switch at the end",
+    "EQUAL": "nothing",
+    "WORSE": "no upgrade",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +100,7 @@ def run_pipelines(job: PipelineJob) -> Path:
                         "method": row.method, "merge": row.merge, "auc": 100 * row.auc,
                         "is_best": row is best and decide(results) is Decision.GO,
                         "situation": find_situation(results).name,
-                        **{end: 100 * reference.auc for end, reference in ends.items() if reference},
+                        **{f"{end}_auc": 100 * reference.auc for end, reference in ends.items() if reference},
                     }
                     for row in results.rows
                     if row.metric == METRIC and not row.is_reference
@@ -153,8 +159,8 @@ def _page(rows: pd.DataFrame) -> str:
                 settings += 1
                 flips += chosen != alone
             lines.append(
-                f"| {collection} | {old} to {new} | {service or 'vectors alone'} | {first['old']:.1f} | "
-                f"{first['new']:.1f} | {' + '.join(chosen) if chosen else first['situation'].lower()} | "
+                f"| {collection} | {old} to {new} | {service or 'vectors alone'} | {first['old_auc']:.1f} | "
+                f"{first['new_auc']:.1f} | {' + '.join(chosen) if chosen else _SITUATIONS.get(first['situation'], first['situation'])} | "
                 f"{f'''{best.iloc[0]['auc']:.1f}''' if chosen else ''} | "
                 f"{' + '.join(alone) if alone else 'nothing'} | {loss} |"
             )

@@ -18,6 +18,7 @@ from ray_backfill.core.errors import InputError, Stopped
 from ray_backfill.core.progress import detail, say, step
 from ray_backfill.workers.gpus import check_gpus
 from ray_backfill.workers.settings import EmbedActors, Workers, local_cpus, number_of
+from ray_backfill.workers.versions import check_versions, rays_mismatch_as_line
 from ray_backfill.workers.waiting import answers_at, check_disk, check_room, living_resources
 from ray_backfill.workers.watchdog import kill, rays_notices_as_lines, watch_cluster, watch_own, watched
 
@@ -55,8 +56,12 @@ _LOG_LEVELS = {
 def session() -> Iterator[None]:
     """A connection to Ray within the block. An existing connection is used.
 
-    If RAY_ADDRESS is set (as by ``ray job submit``), it connects to that cluster and leaves it running; otherwise it
-    starts a local Ray without a dashboard and stops it at the end.
+    If RAY_ADDRESS is set (as by ``ray job submit``), it connects to that cluster, compares its nodes' versions with
+    those of this process, and leaves it running; otherwise it starts a local Ray without a dashboard and stops it at
+    the end.
+
+    Raises:
+        InputError: No Ray answers, or the cluster has other versions.
     """
     # Importing ray.data sets a level as well, so this must come after it.
     for name, level in _LOG_LEVELS.items():
@@ -69,6 +74,8 @@ def session() -> Iterator[None]:
         with step("start Ray"), _keeping_signal_handlers():
             _start()
         try:
+            if not is_own:
+                check_versions()
             with watched(watch_own) if is_own else nullcontext():
                 yield
         finally:
@@ -82,7 +89,7 @@ def _start() -> None:
     if address := os.environ.get("RAY_ADDRESS"):
         if not answers_at(address):  # Ray would try for minutes
             raise InputError(f"no Ray answers at RAY_ADDRESS={address}; start its head, or unset the variable")
-        with _without_note_of_level():
+        with _without_note_of_level(), rays_mismatch_as_line():
             ray.init(log_to_driver=False, logging_level=logging.WARNING)
         return
     for name, value in _LOCAL_ENVIRONMENT.items():
