@@ -158,9 +158,10 @@ def _page(rows: pd.DataFrame) -> str:
             if service:
                 settings += 1
                 flips += chosen != alone
+            said = " + ".join(chosen) if chosen else _SITUATIONS.get(first["situation"], first["situation"])
             lines.append(
                 f"| {collection} | {old} to {new} | {service or 'vectors alone'} | {first['old_auc']:.1f} | "
-                f"{first['new_auc']:.1f} | {' + '.join(chosen) if chosen else _SITUATIONS.get(first['situation'], first['situation'])} | "
+                f"{first['new_auc']:.1f} | {said} | "
                 f"{f'''{best.iloc[0]['auc']:.1f}''' if chosen else ''} | "
                 f"{' + '.join(alone) if alone else 'nothing'} | {loss} |"
             )
