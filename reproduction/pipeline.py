@@ -176,8 +176,8 @@ def _page(rows: pd.DataFrame) -> str:
         *lines[:4],
         f"- **Another method is recommended in {flips} of {len(losses) + silent} settings**, in {silent} of them none: "
         f"no gain is shown any more. What the vectors alone recommend loses {sum(losses) / len(losses):.1f} points on "
-        f"average and {max(losses):.1f} at most, more than half a point in {sum(loss > 0.5 for loss in losses)}. The best "
-        "are chosen on the queries that judge them, so that small losses may be chance.",
+        f"average and {max(losses):.1f} at most, more than half a point in {sum(loss > 0.5 for loss in losses)}. The "
+        "best are chosen on the queries that judge them, so that small losses may be chance.",
         f"- **The text list hides much of the upgrade**: new - old is {mean['']:.1f} points by the vectors alone, on "
         f"average of the upgrades; {', '.join(hidden)}.",
         "- Without a merge (`lists: separate`) merges change nothing, so only methods are compared.", "",
