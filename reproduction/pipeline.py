@@ -171,7 +171,7 @@ def _page(rows: pd.DataFrame) -> str:
                 f"{' + '.join(alone) if alone else 'nothing'} | {loss} |"
             )
     mean = {service: sum(values) / len(values) for service, values in worth.items()}
-    hidden = [f"{service} {mean[service]:.1f}" for service in SERVICES]
+    hidden = [f"{mean[service]:.1f} behind *{service}*" for service in SERVICES]
     return "\n".join([
         *lines[:4],
         f"- **Another method is recommended in {flips} of {len(losses) + silent} settings**, in {silent} of them none: "
@@ -179,7 +179,7 @@ def _page(rows: pd.DataFrame) -> str:
         f"average and {max(losses):.1f} at most, more than half a point in {sum(loss > 0.5 for loss in losses)}. The "
         "best are chosen on the queries that judge them, so that small losses may be chance.",
         f"- **The text list hides much of the upgrade**: new - old is {mean['']:.1f} points by the vectors alone, on "
-        f"average of the upgrades; {', '.join(hidden)}.",
+        f"average of the upgrades; {'; '.join(hidden)}.",
         "- Without a merge (`lists: separate`) merges change nothing, so only methods are compared.", "",
         *lines[4:], *table, "",
     ])  # fmt: skip

@@ -193,8 +193,8 @@ class MergeFits:
         pair, merges = self._pair(method, maps), {}
         for kind in self.kinds:
             is_rank_merge = all(side.plain for side in method.sides)
-            takes_queries = method.fit is not None or (is_rank_merge and self.asked is not None)
-            if kind.is_choice and pair is not None and takes_queries:
+            is_chosen_here = method.fit is not None or (is_rank_merge and self.asked is not None)
+            if kind.is_choice and pair is not None and is_chosen_here:
                 merges[kind.name] = self._best(method, maps, pair)
             elif pair is not None or self.items is None or not kind.needs_train:
                 merges[kind.name] = self._fit(kind.name, pair, method, maps)

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.core.progress import detail, track
-from ray_backfill.data.columns import as_ids, as_numbers, in_words, is_text
+from ray_backfill.data.columns import as_ids, as_numbers
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.sources import client_of, open_source
-from ray_backfill.data.text import lines_of
+from ray_backfill.data.text import lines_of, texts_of
 from ray_backfill.data.words import called, words_of
 from ray_backfill.engine.systems import GroundTruth, IntArray
 
@@ -102,14 +102,9 @@ def bm25_lists(folder: EmbeddingFolder, column: str, retrieve: int, truth: Groun
 
 
 def _texts(table: EmbeddingTable, column: str) -> Iterator[str]:
-    """The text of each row of a split; "" where it is missing."""
-    texts = table.column(column)
-    if not is_text(texts.type):
-        raise InputError(
-            f"{called(table.path, column)} must hold texts for bm25, not {in_words(texts.type)}; name another column"
-        )
-    values = (text or "" for chunk in texts.chunks for text in chunk.to_pylist())
-    return track(values, f"terms of {called(table.path, in_short=True)}", "texts", len(table))
+    """The text of each row of a split, with progress."""
+    texts = texts_of(table, column).to_pylist()
+    return track(iter(texts), f"terms of {called(table.path, in_short=True)}", "texts", len(table))
 
 
 def read_lists(

@@ -192,7 +192,7 @@ def test_what_an_import_left_out_is_not_unknown(tmp_path: Path) -> None:
     ("columns", "words"),
     [
         ({}, r"gallery.parquet has no column 'text'; it has: id, old, new"),
-        ({"text": [1, 2]}, r"gallery.parquet, column 'text' must hold texts for bm25, not integers; name another"),
+        ({"text": [1, 2]}, r"gallery.parquet, column 'text' must hold text, not integers; name another"),
         (
             {"text": pa.array([None, None], pa.string())},
             r"column 'text' has no terms .*; name another",
