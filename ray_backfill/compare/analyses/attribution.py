@@ -175,6 +175,9 @@ def sentence(results: ResultsData, row: Row) -> str:
         return ""
     alone, changed, left = (found[UPGRADE, stage] for stage in (MODEL, *SUMS))
     of_stage = {stage: of for (kind, stage), of in found.items() if kind == UPGRADE and stage not in (MODEL, *SUMS)}
+    of_stage = {
+        stage: of for stage, of in of_stage.items() if of.low or of.high
+    } or of_stage  # a cut often changes nothing
     stages, s = f"The {listed([*of_stage], 'and')}", "s" * (len(of_stage) == 1)
     sides = {of.side for of in of_stage.values()}
     worth, there = f"{points(alone.value, digits)} of {row.metric}", percent(left.value, digits)
@@ -245,7 +248,7 @@ def section(results: ResultsData) -> Section | None:
     words = (
         f"{row.metric} on average over the backfill: from the old model\u2019s whole ranking by the vectors alone to "
         f"what users see with {which}. Backfill: the method in place of the new model alone. Cut: each partition "
-        "returns a few results."
+        "returns its first results only."
     )
     note = Note(
         "Added in this order: what a stage changes when those above it are there; these figures add up to the service. "
@@ -279,7 +282,8 @@ def waterfall(row: Row, found: Mapping[tuple[str, str], Difference]) -> Chart:
         curves.append(DrawnCurve(key, key, total, style, x, value[is_shown], limited, bottom=before))
     levels = np.concatenate([end, *(curve.interval[1:] for curve in curves if curve.interval)], axis=None)
     most = np.nanmax(levels)
-    lowest = max(0.0, 1.5 * np.nanmin(levels) - 0.5 * most)
+    lowest = 1.5 * np.nanmin(levels) - 0.5 * most
+    lowest = float(lowest) if lowest > 0.2 * most else 0.0
     labels = [_LABELS.get(stage, stage) for stage in ladder]
     return Chart(
         f"What each stage changes: {row.title}", f"{row.metric} (%)", "points", tuple(curves), x_unit="stage", place="",
