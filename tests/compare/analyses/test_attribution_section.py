@@ -154,9 +154,7 @@ def test_the_page_has_the_section(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "What each stage changes" in page
     assert page.count('data-key="loses"') > 1
-    assert "The fusion and re-ranker hide 8.0" in printed(
-        lambda console: draw_table(read_results(tmp_path), console)
-    )
+    assert "The fusion and re-ranker hide 8.0" in printed(lambda console: draw_table(read_results(tmp_path), console))
 
 
 def test_header_and_table_name_the_service(tmp_path: Path) -> None:
