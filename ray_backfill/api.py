@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ray_backfill.core.errors import InputError, input_error_in, local_path
+from ray_backfill.core.errors import InputError, input_error_in
 from ray_backfill.core.run_lock import locked
+from ray_backfill.core.store_path import path_of
 
 if TYPE_CHECKING:
     from ray_backfill.compare.report import Results
@@ -93,7 +94,7 @@ def simulate(
     how = _tuples(methods=methods, orders=orders, merges=merges, metrics=metrics, truth=truth, slices=slices)
     how |= _tuples(cutoffs=cutoffs) | {"points": points, "distance": distance, "margin": margin, "filter": filter}
     how |= {"order_seed": order_seed, "permutations": permutations, "embed_per_query": embed_per_query}
-    how["service"] = None if service is None else Path(service)
+    how["service"] = None if service is None else path_of(service)
     with _data_of(data, {"old": old, "new": new, "label": label}, out, train) as folder:
         return _simulate(folder, out, how, fits, {"device": device, "shards": shards}, overwrite)
 
@@ -131,7 +132,7 @@ def judge(
     from ray_backfill.data.folder import read_folder
     from ray_backfill.data.truth import ask_for_judgements, check_new_sheet
 
-    check_new_sheet(path := local_path(to))
+    check_new_sheet(path := path_of(to))
     with _data_of(data, {"old": old, "new": new}, None) as folder:
         ask_for_judgements(read_folder(_folder_of(folder)), path, distance, filter)
     return path
@@ -206,7 +207,7 @@ def _data_of(
     with ExitStack() as stack:
         if data is None:
             to = stack.enter_context(TemporaryDirectory()) if out is None else out
-            data = write_arrays(local_path(to) / "arrays", arrays, words, train)
+            data = write_arrays(path_of(to) / "arrays", arrays, words, train)
         yield data
 
 
@@ -273,7 +274,7 @@ def sample(
     folder = _folder_of(data)
     if (budget > 0) == (add > 0):
         raise InputError("give a budget for a first sample, or add=N to extend one")
-    to = local_path(out or folder / SAMPLE_FILE).absolute()
+    to = path_of(out or folder / SAMPLE_FILE).absolute()
     take_sample(folder, to, budget, SampleSettings(seed, **_tuples(truth=truth), distance=distance, filter=filter), add)
     return pd.read_parquet(to)
 
@@ -332,7 +333,7 @@ def forecast(
     how = ForecastSettings(**names, points=points, order_seed=order_seed, merge=merge)
     sources = [str(new)] if isinstance(new, str | Path) else [str(each) for each in new]
     with _running(out, f"rb.forecast({str(folder)!r}, ...)", {"shards": shards}, overwrite) as context:
-        given = local_path(sample or folder / SAMPLE_FILE)
+        given = path_of(sample or folder / SAMPLE_FILE)
         made = forecast_folder(folder, given, sources, how, fits or FitSettings.of_folder(), context)
         return replace(read_forecast(made), is_kept=out is not None)
 
@@ -362,7 +363,7 @@ def export(run: str | Path, to: str | Path, *, method: str, merge: str = "", ord
 
     if not isinstance(run, str | Path):
         raise InputError("give the folder of a simulation, which simulate(..., out=FOLDER) writes")
-    return export_run(local_path(run).absolute(), local_path(to).absolute(), method, merge, order)
+    return export_run(path_of(run).absolute(), path_of(to).absolute(), method, merge, order)
 
 
 def plan(
@@ -388,9 +389,9 @@ def plan(
     from ray_backfill.plan.report import read_plan
     from ray_backfill.plan.run import plan_upgrade
 
-    to = local_path(out).absolute() if out else None
+    to = path_of(out).absolute() if out else None
     return read_plan(
-        plan_upgrade(local_path(results).absolute(), Path(fleet) if fleet else None, to, what_if, "rb.plan(...)")
+        plan_upgrade(path_of(results).absolute(), path_of(fleet) if fleet else None, to, what_if, "rb.plan(...)")
     )
 
 
@@ -401,7 +402,7 @@ def _folder_of(data: "str | Path | EmbeddingFolder") -> Path:
         raise InputError(
             f"data must be a folder of embeddings, not {type(data).__name__}; rb.write_folder(path, gallery) writes one"
         )
-    return local_path(data.path if isinstance(data, EmbeddingFolder) else data).absolute()
+    return path_of(data.path if isinstance(data, EmbeddingFolder) else data).absolute()
 
 
 @contextmanager
@@ -410,7 +411,7 @@ def _running(out: str | Path | None, command: str, place: Mapping[str, Any], ove
     from ray_backfill.workers.settings import Context, ReplayPlace
 
     with ExitStack() as stack:
-        to = local_path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
+        to = path_of(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
         stack.enter_context(locked(to, "out", command))
         try:
             yield Context(to, place=ReplayPlace(**place), command=command, overwrite=overwrite)

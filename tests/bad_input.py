@@ -165,37 +165,34 @@ PATHS = [
     Case("--data {data} --out {data}/gallery.parquet/run", ("gallery.parquet is a file; give",)),
 ]
 
-# Every option that names a local file or folder. A path would make a folder "s3:" of them.
+# Every option that names a file or folder, in a store for which there are no credentials, or that is none of ours.
 REMOTE = [
-    Case(arguments, (f"{uri} is not on a local disk", "give a local path"), command=command)
+    Case(arguments, (uri, "no credentials" if uri.startswith("s3:") else "neither on a disk nor in"), command=command)
     for command, arguments, uri in (
-        ("simulate", "--data {data} --out s3://bucket/run", "s3://bucket/run"),
-        ("simulate", "--data s3://bucket/data --out {tmp}/out", "s3://bucket/data"),
-        ("simulate", "--data=gs://bucket/data", "gs://bucket/data"),
-        ("simulate", "--data {data} --out {tmp}/out --truth qrels s3://bucket/q.txt", "s3://bucket/q.txt"),
+        ("simulate", "--data {data} --out s3://bucket/run", "s3://bucket"),
+        ("simulate", "--data s3://bucket/data --out {tmp}/out", "s3://bucket"),
+        ("simulate", "--data=abfss://bucket/data", "abfss://bucket/data"),
+        ("simulate", "--data {data} --out {tmp}/out --truth qrels s3://bucket/q.txt", "s3://bucket"),
         ("simulate", "--scale full --out abfss://host/run", "abfss://host/run"),
-        ("simulate", "--recipe image_folder --data-root s3://bucket/images", "s3://bucket/images"),
+        ("simulate", "--recipe image_folder --data-root s3://bucket/images", "s3://bucket"),
         ("simulate", "--images.root s3://bucket --recipe image_folder --data-root {data}", "s3://bucket"),
-        ("drill", "--data {data} --out s3://bucket/run", "s3://bucket/run"),
-        ("drill", "--data s3://bucket/data --out {tmp}/out", "s3://bucket/data"),
-        ("drill", "--out s3://bucket/run", "s3://bucket/run"),
-        ("fit", "--data {data} --out s3://bucket/run", "s3://bucket/run"),
-        ("train", "--model old --out s3://bucket/run", "s3://bucket/run"),
-        ("train", "--model old --recipe cifar100 --download --data-root s3://bucket/run", "s3://bucket/run"),
+        ("drill", "--data {data} --out s3://bucket/run", "s3://bucket"),
+        ("drill", "--data s3://bucket/data --out {tmp}/out", "s3://bucket"),
+        ("drill", "--out s3://bucket/run", "s3://bucket"),
+        ("fit", "--data {data} --out s3://bucket/run", "s3://bucket"),
+        ("train", "--model old --out s3://bucket/run", "s3://bucket"),
+        ("train", "--model old --recipe cifar100 --download --data-root s3://bucket/run", "s3://bucket"),
         ("embed", "--out hdfs://host:8020/run", "hdfs://host:8020/run"),
-        ("embed", "--only s3://bucket/sample.parquet --out {tmp}/out", "s3://bucket/sample.parquet"),
-        ("sample", "s3://bucket/data --budget 5", "s3://bucket/data"),
-        ("sample", "{data} --budget 5 --out s3://bucket/s.parquet", "s3://bucket/s.parquet"),
-        ("forecast", "s3://bucket/data", "s3://bucket/data"),
-        ("forecast", "{data} --out s3://bucket/run", "s3://bucket/run"),
-        ("forecast", "{data} --sample s3://bucket/s.parquet --out {tmp}/out", "s3://bucket/s.parquet"),
-        ("import", "--gallery {data}/gallery.parquet --out s3://bucket/run", "s3://bucket/run"),
+        ("embed", "--only s3://bucket/sample.parquet --out {tmp}/out", "s3://bucket"),
+        ("sample", "s3://bucket/data --budget 5", "s3://bucket"),
+        ("sample", "{data} --budget 5 --out s3://bucket/s.parquet", "s3://bucket"),
+        ("forecast", "s3://bucket/data", "s3://bucket"),
+        ("forecast", "{data} --out s3://bucket/run", "s3://bucket"),
+        ("forecast", "{data} --sample s3://bucket/s.parquet --out {tmp}/out", "s3://bucket"),
+        ("import", "--gallery {data}/gallery.parquet --out s3://bucket/run", "s3://bucket"),
         ("import", "--gallery {data}/gallery.parquet --out postgresql://host/db", "postgresql://host/db"),
-        ("report", "s3://bucket/run", "s3://bucket/run"),
-        ("reproduce", "--recipe landmarks --out s3://bucket/run", "s3://bucket/run"),
-        ("reproduce", "--recipe landmarks --page s3://bucket/page.md --out {tmp}/out", "s3://bucket/page.md"),
-        ("reproduce", "--recipe landmarks --findings s3://bucket/f.md --out {tmp}/out", "s3://bucket/f.md"),
-        ("reproduce", "--recipe cifar100 --data-root s3://bucket/c --out {tmp}/out", "s3://bucket/c"),
+        ("report", "s3://bucket/run", "s3://bucket"),
+        ("reproduce", "--recipe landmarks --out s3://bucket/run", "s3://bucket"),
     )
 ]
 

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 # Before anything loads torch, faiss or BLAS, also in the workers of Ray: several processes test at a time, and threads
@@ -20,6 +21,7 @@ import pytest
 from hypothesis import settings
 
 from tests.command import Command, Ended
+from tests.object_store import SERVERS, client_variables, new_bucket, served
 
 # A shell without job control starts what runs in the background with Ctrl-C ignored, and its children keep that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,6 +48,14 @@ GROUPS = {
     ),
 }
 _ray = ExitStack()
+
+
+def pytest_configure() -> None:
+    """No test reads credentials of whoever runs it, or asks for those of an instance."""
+    os.environ.update(dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), os.devnull))
+    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
+        os.environ.pop(name, None)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -101,6 +111,24 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(scope="session")
 def ray_session() -> None:
     """A test that uses this has a Ray."""
+
+
+@pytest.fixture(scope="session", params=SERVERS)
+def s3_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of S3, one after the other."""
+    with served(request.param, tmp_path_factory.mktemp("server")) as address:
+        yield address
+
+
+@pytest.fixture
+def store(s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a new bucket, which this process and those that it starts may use."""
+    from ray_backfill.core.stores import open_bucket
+
+    open_bucket.cache_clear()
+    for name, value in client_variables(s3_server, tmp_path / "copies").items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{new_bucket(s3_server)}"
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from typing import NoReturn
 from ray_backfill.core.errors import REMEDIES, InputError, Stopped, input_error_in
 from ray_backfill.core.printable import printable
 from ray_backfill.core.secrets import hide_in_logs, hide_in_process_list, learn
+from ray_backfill.core.store_path import path_of
 from ray_backfill.core.streams import all_is_said, make_lasting, problem_of
 
 # Address space that the libraries take with small data, on a few cores.
@@ -99,7 +100,7 @@ def command_line() -> str:
 def shown(path: Path) -> Path:
     """The path for the terminal: relative to the working directory, if it is below."""
     relative = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return Path(printable(str(relative)))
+    return path_of(printable(str(relative)))
 
 
 @contextmanager

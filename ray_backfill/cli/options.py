@@ -13,7 +13,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import cyclopts
 import docstring_parser
 
-from ray_backfill.core.errors import InputError, local_path
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.store_path import path_of
 
 # Default of a setting that the command line must give.
 REQUIRED: Any = MISSING
@@ -108,9 +109,9 @@ class Option:
         if self.kind is Path and not word:
             raise InputError(f"{name} is empty; give a folder{' or a file' * self.may_be_none}")
         if self.kind is Path or self.path[-1] == "root":  # the folder of the images
-            local_path(word)
+            path_of(word)
         try:
-            return word if choices else self.kind(word)
+            return word if choices else path_of(word) if self.kind is Path else self.kind(word)
         except ValueError:
             wrong = f"must be a{' whole' * (self.kind is int)} number, not" if not self.is_list else "does not accept"
             raise InputError(f"{name} {wrong} {word!r}; see --help") from None

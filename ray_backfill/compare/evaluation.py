@@ -13,6 +13,7 @@ import numpy as np
 from ray_backfill.compare.tables import HEAD_ALONE
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say
+from ray_backfill.core.store_path import path_of
 from ray_backfill.data.truth import parse_truth
 from ray_backfill.engine.distances import check_distance
 from ray_backfill.engine.merges import BEST, MergeKind, all_merges, check_merge
@@ -141,7 +142,7 @@ class Evaluation:
             raise InputError(f"--margin must be at least 0 and below 1 (0.005 is half a point), got {self.margin}")
         merges = tuple(all_merges()[name] for name in self.merges)
         self._check_cutoffs(merges)
-        service = None if self.service is None else read_service(Path(self.service))
+        service = None if self.service is None else read_service(path_of(self.service))
         if service is not None and self.cutoffs:
             raise InputError("--cutoffs are of distances, and the results of a --service have none; give one of them")
         return Named(self, tuple(methods), tuple(asked), orders, merges, service)

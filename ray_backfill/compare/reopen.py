@@ -16,6 +16,7 @@ from ray_backfill.compare.write import STAGE, results_key
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.progress import step
 from ray_backfill.core.stages import is_finished
+from ray_backfill.core.store_path import path_of
 from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import find_order
 from ray_backfill.learn.methods import Method, find_methods, models_of
@@ -42,7 +43,7 @@ def reopened(finished: ResultsData, results: Path, variant: Variant) -> Comparis
 
     Raises InputError if its embeddings are gone or others.
     """
-    run, settings, data = results.parent, finished.manifest.settings, Path(finished.manifest.data["path"])
+    run, settings, data = results.parent, finished.manifest.settings, path_of(finished.manifest.data["path"])
     recorded: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in settings["evaluation"].items()}
     service = recorded.pop("service", None)
     how = Evaluation(**recorded)

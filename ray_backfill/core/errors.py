@@ -58,19 +58,6 @@ EXTRA_OF = dict.fromkeys(("torch", "transformers", "ray", "faiss"), "cpu") | {
 }
 
 
-def local_path(given: str | Path) -> Path:
-    """The path of a local file or folder. Raises InputError for a URI, scheme://...
-
-    A Path has made s3:/bucket of s3://bucket, which would be a folder named s3: below the working directory.
-    """
-    if uri := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", str(given), re.DOTALL):
-        raise InputError(
-            f"{uri[1]}://{uri[2]} is not on a local disk; give a local path here (import, --new and --truth clicks "
-            "read object storage and databases), and copy results afterwards"
-        )
-    return Path(given)
-
-
 def regular_file(path: Path) -> Path:
     """The path, if a regular file or nothing is there. Raises InputError for pipes and devices, which may not end."""
     if path.exists() and not path.is_file() and not path.is_dir():

@@ -1,27 +1,37 @@
 """Locks the folder of a run for one process, so that two runs never write the same files.
 
-The lock is one of the operating system (``flock``) on ``.lock`` in the folder. It ends with the process, also if the
-process is killed.
+On a disk the lock is one of the operating system (``flock``) on ``.lock`` in the folder. It ends with the process, also
+if the process is killed. In a store the object ``.lock`` is put only if it is absent, and put again every few seconds
+while its owner lives; who finds one that stays as it is for longer than that takes it over.
 """
 
 import errno
 import fcntl
 import json
 import os
+import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.progress import say, step
 from ray_backfill.core.secrets import without_secrets
 from ray_backfill.core.stages import is_finished, make_folder
+from ray_backfill.core.store_path import StorePath, in_store
 
 LOCK = ".lock"
 _HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 # Folders of a run that hold stages or are stages.
 _STAGES = ("backbones", "embeddings", "before", "maps", "results", "live")
+# A lock in a store is renewed so often, and its owner counts as gone if it was not for so long, in seconds.
+_RENEWED_S, _GONE_S = 10.0, 45.0
 
 
 @contextmanager
@@ -35,6 +45,10 @@ def locked(folder: Path, option: str, command: str) -> Iterator[None]:
     Raises:
         InputError: The folder cannot be made or written, or another process has locked it.
     """
+    if in_store(folder):
+        with _locked_in_store(folder / LOCK, option, command):
+            yield
+        return
     try:
         made = [path for path in (folder, *folder.parents) if not path.exists()]  # the innermost first
         make_folder(folder)
@@ -90,15 +104,111 @@ def _lock(folder: Path, option: str, command: str) -> int | None:
             if os.fstat(file).st_ino == path.stat().st_ino:
                 break
         os.close(file)  # its owner deleted it after it was opened here
-    about = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "command": without_secrets(command),
-        "since": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
-    }
     os.ftruncate(file, 0)
-    os.pwrite(file, json.dumps(about, ensure_ascii=False).encode(), 0)
+    os.pwrite(file, _about(command), 0)
     return file
+
+
+def _about(command: str, **more: str | int) -> bytes:
+    """What a lock says of its owner."""
+    since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    about = {"pid": os.getpid(), "host": socket.gethostname(), "command": without_secrets(command), "since": since}
+    return json.dumps(about | more, ensure_ascii=False).encode()
+
+
+def _pids() -> str:
+    """Where process numbers mean the same: containers of one host name may have numbers of their own."""
+    with suppress(OSError):
+        return f"{socket.gethostname()} {os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
+    return socket.gethostname()
+
+
+@contextmanager
+def _locked_in_store(lock: StorePath, option: str, command: str) -> Iterator[None]:
+    """As ``locked``, by an object that is put only if it is absent, or still the one that was read."""
+    owner, bucket, renewals = uuid4().hex, lock.bucket, 0
+
+    def put(mode: Any) -> str | None:
+        """The mark of the lock, if this process has it now. A reply may be lost, so what is there decides."""
+        nonlocal renewals
+        renewals += 1
+        content = _about(command, owner=owner, renewals=renewals, pids=_pids())
+        try:
+            return bucket.put(lock.key, content, mode)
+        except (FileExistsError, InputError) as error:
+            try:
+                there, entry = bucket.read(lock.key)
+            except FileNotFoundError:
+                there = b""
+            if there == content:
+                return entry.mark
+            if isinstance(error, InputError) and not there:
+                raise
+            return None
+
+    try:
+        mark = put("create")
+    except InputError:
+        if any(is_finished(stage) for stage in lock.parent.iterdir() if stage.is_dir()):  # it can be shown again
+            yield
+            return
+        raise
+    while mark is None:
+        try:
+            there, entry = bucket.read(lock.key)
+        except FileNotFoundError:  # its owner has just ended
+            mark = put("create")
+            continue
+        if not _is_gone(there):
+            with step(f"{option} {lock.parent} is locked: wait to see whether its owner works"):
+                started, before = time.monotonic(), entry.mark
+                while time.monotonic() < started + _GONE_S:
+                    time.sleep(_RENEWED_S / 5)
+                    now = bucket.head(lock.key)
+                    if now is None or now.mark != before:
+                        break
+            if now is not None and now.mark != before:
+                raise InputError(f"{option} {lock.parent} is in use by {_described(there)}")
+        if (mark := put({"e_tag": entry.mark} if bucket.head(lock.key) else "create")) is not None:
+            say(f"{lock.parent}: the process that had locked it is gone; this one continues")
+    ended = threading.Event()
+
+    def renew() -> None:
+        at: str | None = mark
+        while not ended.wait(_RENEWED_S):
+            try:
+                at = put({"e_tag": at})
+            except InputError:  # no connection now; the next time decides
+                continue
+            if at is None and not ended.is_set():
+                say(f"{lock} was taken over by another process, because this one was cut off; it ends here")
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    renewer = threading.Thread(target=renew, daemon=True)
+    renewer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        renewer.join()
+        with suppress(InputError, FileNotFoundError):
+            if json.loads(bucket.read(lock.key)[0]).get("owner") == owner:
+                lock.unlink(missing_ok=True)
+
+
+def _is_gone(holder: bytes) -> bool:
+    """Whether the process that wrote this into a lock ran on this host and has ended."""
+    try:
+        about = json.loads(holder)
+        if about["pids"] != _pids():
+            return False
+        os.kill(about["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, LookupError, TypeError, OSError):
+        return False
+    return False
 
 
 def _described(holder: bytes) -> str:

@@ -16,18 +16,22 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ray_backfill.core.errors import REMEDIES, InputError
 from ray_backfill.core.progress import say
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.secrets import cleaned
+from ray_backfill.core.store_path import StorePath, in_store
 
 _MANIFEST = "manifest.json"
 # The key once more, written once. It tells whose a folder is if the manifest is damaged.
 _KEY = ".key.json"
+# In a store: says that a folder which is to replace another is whole.
+COMPLETE = ".complete"
 # Files of which ``is_whole`` knows more than their size.
 _KINDS = (".parquet", ".safetensors", ".json")
+PathT = TypeVar("PathT", bound=Path)
 
 
 class NotWritableError(InputError):
@@ -40,6 +44,8 @@ class OtherSettingsError(InputError):
 
 def sync(path: Path) -> None:
     """Return when the bytes of a file, or the names in a folder, would survive a power cut."""
+    if in_store(path):  # a PUT that has succeeded survives
+        return
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -52,7 +58,7 @@ def sync(path: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Make a folder and its parents, so that a power cut does not lose them, as ``sync``."""
-    if not folder.is_dir():
+    if not in_store(folder) and not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         sync(folder.parent)
@@ -62,13 +68,18 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file whole or not at all: ``write`` fills a temporary file beside ``path``, which is then renamed.
 
     Readers never see a partial file, and a power cut leaves the old file or the new one. When this returns, the new one
-    is on the disk. Cost: three waits for the disk.
+    is on the disk, or in the store. Cost: three waits for the disk, or one PUT; the file stays as a local copy.
 
     Raises:
         InputError: The disk is full, or the file cannot be written (NotWritableError).
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")  # unique even if nodes share the disk
     try:
+        if in_store(path):
+            temporary = path.bucket.temporary(path.key)
+            write(temporary)
+            path.bucket.keep(path.key, temporary, path.bucket.put(path.key, temporary))
+            return
         make_folder(path.parent)
         write(temporary)
         sync(temporary)  # a name may reach the disk before the bytes
@@ -110,15 +121,27 @@ def replaced_whole(folder: Path, ours: Collection[str]) -> Iterator[Path]:
     try:
         yield new
     except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
+        with suppress(OSError, InputError):  # of a store that fails
+            remove_folder(new)
         raise
-    put_in_place(new, folder)
+    if in_store(new):
+        (new / COMPLETE).write_text("")
+    else:
+        put_in_place(new, folder)
     settle(folder, ours)
 
 
 def put_in_place(new: Path, folder: Path) -> None:
-    """Rename ``new``, whose files are on the disk, to ``folder``; what is there stays beside it until ``settle``."""
+    """Rename ``new``, whose files are on the disk, to ``folder``; what is there stays beside it until ``settle``.
+
+    In a store, which renames no folders, ``new`` is marked as complete, and then copied. After a crash in between, the
+    next call completes that.
+    """
     _, old = _beside(folder)
+    if in_store(folder) and in_store(new):
+        (new / COMPLETE).write_text("")
+        _settle_in_store(new, folder, None)
+        return
     if folder.exists():
         folder.rename(old)
         sync(folder.parent)
@@ -128,6 +151,9 @@ def put_in_place(new: Path, folder: Path) -> None:
 
 def settle(folder: Path, ours: Collection[str]) -> None:
     """Complete or undo what a killed process left of ``replaced_whole``."""
+    if in_store(folder):
+        _settle_in_store(_beside(folder)[0], folder, ours)
+        return
     new, old = _beside(folder)
     if not folder.exists() and old.exists():  # it ended between the two renames: the new folder is complete
         (new if new.exists() else old).rename(folder)
@@ -142,7 +168,31 @@ def settle(folder: Path, ours: Collection[str]) -> None:
         shutil.rmtree(old)
 
 
-def _beside(folder: Path) -> tuple[Path, Path]:
+def _settle_in_store(new: StorePath, folder: StorePath, ours: Collection[str] | None) -> None:
+    """As ``settle``: copies a complete ``new``, the manifest last, or deletes an incomplete one. ours: None: all."""
+    there, complete = new.sizes(), new / COMPLETE
+    if complete in there:
+        names = [path.parts[len(new.parts) :] for path in there if path != complete]
+        for name in sorted(names, key=lambda name: name[-1] == _MANIFEST or name[-1].startswith(".")):
+            new.bucket.copy(new.joinpath(*name).key, folder.joinpath(*name).key)
+        for path in folder.sizes():
+            name = path.parts[len(folder.parts) :]
+            if name not in names and (ours is None or name[0] in ours):
+                path.unlink(missing_ok=True)
+        complete.unlink()  # the first, so that what is left is not taken for complete
+    new.bucket.delete(*(path.key for path in there))
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder and all that is in it, if it is there. In a store, its manifest first: nothing refers to it."""
+    if in_store(folder):
+        keys = sorted((path.key for path in folder.sizes()), key=lambda key: not key.endswith(f"/{_MANIFEST}"))
+        folder.bucket.delete(*keys)
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _beside(folder: PathT) -> tuple[PathT, PathT]:
     return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
 
 
@@ -233,10 +283,12 @@ def is_whole(file: Path) -> bool:
     """Whether a file is there from its first to its last byte, as far as its kind tells: Parquet, safetensors or JSON.
 
     Of other kinds it must not be empty. Bytes in the middle are not read: pages of Parquet have checksums of their own.
-    Cost: opens the file.
+    Cost: opens the file. In a store all objects are whole, and one request tells whether this is there and not empty.
     """
     try:
         size = file.stat().st_size
+        if in_store(file):
+            return size > 0
         with file.open("rb") as opened:
             if file.suffix == ".parquet":
                 first = opened.read(4)
@@ -257,6 +309,11 @@ def damaged_files(folder: Path, manifest: Mapping[str, Any]) -> list[Path]:
     """The damaged files of a stage: of a finished one, those that its manifest lists with another size or that are not
     whole; of an unfinished one, all that are not whole.
     """
+    if in_store(folder):
+        sizes = folder.sizes()
+        named = {folder / name: size for name, size in manifest.get("files", {}).items()}
+        expected = named if manifest.get("finished") else {f: size for f, size in sizes.items() if f.suffix in _KINDS}
+        return [file for file, size in expected.items() if sizes.get(file, 0) != size or not size]
     if manifest.get("finished"):
         listed = {folder / name: size for name, size in manifest.get("files", {}).items()}
         return [file for file, size in listed.items() if not is_whole(file) or file.stat().st_size != size]
@@ -286,7 +343,7 @@ def _clear_stage(folder: Path) -> None:
         if path.name == _MANIFEST:
             continue
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            remove_folder(path)
         else:
             path.unlink()
     sync(folder)  # or files of the other run would come back
@@ -302,10 +359,18 @@ def finish_stage(folder: Path, facts: Mapping[str, Any] | None = None) -> None:
 
     Nothing else makes a stage count as complete, and all its files are on the disk before.
     """
-    written = [*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")]
-    files = {str(file.relative_to(folder)): file.stat().st_size for file in sorted(written) if file.is_file()}
+    if in_store(folder):
+        below = {file.parts[len(folder.parts) :]: size for file, size in folder.sizes().items()}
+        files = {"/".join(name): size for name, size in below.items() if len(name) < 3 and not _hidden(name)}
+    else:
+        written = [*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")]
+        files = {str(file.relative_to(folder)): file.stat().st_size for file in sorted(written) if file.is_file()}
     files.pop(_MANIFEST, None)
     note_facts(folder, dict(facts or {}) | {"files": files, "finished": True})
+
+
+def _hidden(name: Collection[str]) -> bool:
+    return any(part.startswith(".") for part in name)
 
 
 def is_finished(folder: Path) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ray_backfill.core.progress import say
 from ray_backfill.core.stages import read_json, write_json, write_whole
+from ray_backfill.core.store_path import path_of
 from ray_backfill.data.columns import MODELS, names_in, part_files
 from ray_backfill.data.doctor import SplitScan, scan_split
 from ray_backfill.data.folder import left_out_file
@@ -78,4 +79,4 @@ def copied_from(folder: Path) -> tuple[Path, dict[str, DroppedRows]]:
     facts = read_json(folder / _MANIFEST) if (folder / _MANIFEST).is_file() else {}
     if _FROM not in facts:
         return folder, {}
-    return Path(facts[_FROM]), {name: DroppedRows(**dropped) for name, dropped in facts[_LEFT_OUT].items()}
+    return path_of(facts[_FROM]), {name: DroppedRows(**dropped) for name, dropped in facts[_LEFT_OUT].items()}

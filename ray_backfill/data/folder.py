@@ -19,9 +19,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ray_backfill.core.errors import InputError, local_path
+from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import track
 from ray_backfill.core.schema import open_checked, reading
+from ray_backfill.core.store_path import path_of
 from ray_backfill.data.columns import (
     COLUMNS,
     MODELS,
@@ -329,7 +330,7 @@ def read_folder(
         InputError: A file or column is missing, ids are missing or duplicate, or embeddings are NaN, infinite or of
             different lengths, or of two models. The message names the file, the column and the first offending rows.
     """
-    path = local_path(path)
+    path = path_of(path)
     with reading(path):
         if not path.is_dir():
             raise InputError(f"{path} is not a folder; give a folder that contains gallery.parquet")

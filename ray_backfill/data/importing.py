@@ -8,7 +8,6 @@ Shapes: N rows of the first source.
 
 import hashlib
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -35,6 +34,7 @@ from ray_backfill.core.stages import (
     other_settings,
     put_in_place,
     read_json,
+    remove_folder,
     remove_halves,
     sync,
     write_json,
@@ -146,7 +146,7 @@ def import_split(
         _finish(unfinished, path, [*unmatched, *left_out])
     except InputError as error:
         if isinstance(error, BrokenRowsError) or not _note(unfinished, 0).exists():  # there is nothing to continue
-            shutil.rmtree(unfinished)
+            remove_folder(unfinished)
         raise
     return path
 
@@ -480,7 +480,7 @@ def _finish(unfinished: Path, path: Path, left_out: Sequence[tuple[str, str]]) -
 def remove(path: Path) -> None:
     """Delete a file or a folder, if it is there."""
     if path.is_dir():
-        shutil.rmtree(path)
+        remove_folder(path)
     path.unlink(missing_ok=True)
 
 

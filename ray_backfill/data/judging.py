@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ray_backfill.core.errors import InputError, local_path, regular_file
+from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.core.progress import step
 from ray_backfill.core.stages import write_whole
+from ray_backfill.core.store_path import path_of
 from ray_backfill.data.columns import IMAGE, TEXT
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.leakage import own_items
@@ -175,7 +176,7 @@ def read_sheet(folder: EmbeddingFolder, path: Path, drawn: DrawnPairs) -> dict[s
 def _judgements(path: Path) -> pd.DataFrame:
     """Query, item, right (1, 0, or NaN without a judgement) and line. Commas, semicolons or tabs separate columns."""
     try:
-        with regular_file(local_path(path)).open("rb") as opened:
+        with regular_file(path_of(path)).open("rb") as opened:
             text = b"".join(line for _, line in lines_of(opened, str(path))).decode()
         head = text.partition("\n")[0]
         how: Any = {"dtype": str, "keep_default_na": False, "skip_blank_lines": False, "index_col": False}

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_backfill.core.errors import InputError, local_path, unknown_name
+from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.outcome import Remark
 from ray_backfill.core.plugins import rows_from_outside
+from ray_backfill.core.store_path import path_of
 from ray_backfill.data.columns import as_ids, as_weights, is_text, kind_of, plain, some, unknown
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.judging import DrawnPairs, draw, first_found, read_sheet, write_sheet
@@ -320,7 +321,7 @@ def _from_positives(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
 
 def _qrels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     """Judgements in the forms of ``data.qrels``. A grade above 0 is a right answer."""
-    path = local_path(request.argument)
+    path = path_of(request.argument)
     lines = read_qrels(path)
     different = lines.drop_duplicates()
     if (twice := different.duplicated(["query", "item"])).any():
@@ -417,7 +418,7 @@ def ask_for_judgements(folder: EmbeddingFolder, path: Path, distance: str, filte
 
 def _judged(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     """The judged items are those of old and new alone, so methods between them are compared as by new-top1."""
-    found = read_sheet(folder, Path(request.argument), draw(folder, request.distance, request.filter))
+    found = read_sheet(folder, path_of(request.argument), draw(folder, request.distance, request.filter))
     truth = _new_top(folder, replace(request, k=1))
     return replace(truth, facts={**truth.facts, "judged": found})
 

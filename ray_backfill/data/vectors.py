@@ -21,6 +21,7 @@ from ray_backfill.core import memory
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
 from ray_backfill.core.schema import open_checked, reading
+from ray_backfill.core.store_path import path_of
 from ray_backfill.data.columns import in_words, is_list, is_text, part_files, plain_type, some
 from ray_backfill.data.words import called, words_of
 from ray_backfill.engine.systems import FloatArray, IntArray
@@ -192,7 +193,7 @@ def stream_vectors(path: str | Path, *names: str, rows: int | None = None) -> It
         raise InputError(f"name one or more columns of vectors, each once; got {', '.join(names) or 'none'}")
     if rows is not None and rows < 1:
         raise InputError(f"rows must be at least 1, got {rows}")
-    files = part_files(Path(path))
+    files = part_files(path_of(path))
     opened = [open_checked(file) for file in files]
     for file, parquet in zip(files, opened, strict=True):
         known = parquet.schema_arrow.names

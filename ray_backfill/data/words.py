@@ -57,7 +57,7 @@ def words_of(path: Path) -> Words:
 
 def called(path: Path | str, column: str = "", in_short: bool = False) -> str:
     """What a message calls a folder, a split or a column. in_short: a file without its folder."""
-    place = Path(path)
+    place = path if isinstance(path, Path) else Path(path)
     name, split = place.name if in_short else str(path), "" if (place / _FILE).is_file() else place.stem
     return words_of(place).get(
         f"{split}/{column}" if column else split, f"{name}, column {column!r}" if column else name

@@ -1,7 +1,9 @@
 """Writes what ``read_folder`` reads: folders from arrays, and single Parquet files."""
 
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,9 +13,10 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from ray_backfill.core.errors import InputError, local_path, regular_file
+from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.core.schema import write_checked
-from ray_backfill.core.stages import make_folder, sync, write_whole
+from ray_backfill.core.stages import make_folder, write_whole
+from ray_backfill.core.store_path import in_store, path_of
 from ray_backfill.data.columns import MODELS, native
 from ray_backfill.data.folder import SPLITS, EmbeddingFolder, EmbeddingTable, read_folder, read_train
 from ray_backfill.data.identity import Identities, as_identities, stating
@@ -58,7 +61,7 @@ def write_folder(
         InputError: A column is missing, has a wrong shape or length, or holds values that the data contract refuses,
             such as NaN or duplicate ids; or the folder holds a split that this call would leave beside the new ones.
     """
-    return _write(local_path(path), gallery, queries, train, FILES, as_identities(models or {}, "models"))
+    return _write(path_of(path), gallery, queries, train, FILES, as_identities(models or {}, "models"))
 
 
 def _write(
@@ -83,7 +86,7 @@ def _write(
             f"{path} holds {left[0]}.parquet, which this call does not replace; delete it, or write elsewhere"
         )
     make_folder(path.parent)
-    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
+    with TemporaryDirectory(dir=None if in_store(path) else path.parent, prefix=f".{path.name}.") as temporary:
         for name, table in tables.items():
             write_parquet(Path(temporary) / f"{name}.parquet", stating(table, models))
         write_words(Path(temporary), words)
@@ -94,8 +97,7 @@ def _write(
         make_folder(path)
         write_words(path, words)
         for name in tables:
-            (Path(temporary) / f"{name}.parquet").replace(path / f"{name}.parquet")
-            sync(path)
+            write_whole(path / f"{name}.parquet", partial(shutil.move, Path(temporary) / f"{name}.parquet"))
     return path
 
 
@@ -103,7 +105,7 @@ def load_array(path: Path | None) -> NDArray[Any] | None:
     """Map the array in a file of numpy (.npy); None for None. Raises InputError if the file cannot be read."""
     if path is None:
         return None
-    regular_file(local_path(path))
+    regular_file(path_of(path))
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:

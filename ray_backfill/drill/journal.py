@@ -14,6 +14,7 @@ from typing import ClassVar, TypeVar
 
 from ray_backfill.core.secrets import cleaned
 from ray_backfill.core.stages import make_folder, sync, write_whole
+from ray_backfill.core.store_path import in_store
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,10 @@ class Journal:
 
     def add(self, entry: JournalEntry) -> None:
         """Append an entry; it is on disk when this returns."""
+        if in_store(self.path):  # objects cannot be appended to
+            before = self.path.read_bytes() if self.path.exists() else b""
+            self.path.write_bytes(before + _line(entry))
+            return
         is_new = not self.path.exists()
         make_folder(self.path.parent)
         with self.path.open("ab") as file:

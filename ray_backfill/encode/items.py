@@ -22,6 +22,7 @@ from ray_backfill.core.progress import say, step
 from ray_backfill.core.runkey import RunKey, fingerprint
 from ray_backfill.core.schema import read_checked
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, remove_halves
+from ray_backfill.core.store_path import path_of
 from ray_backfill.data.columns import is_text, part_files
 from ray_backfill.data.qrels import read_qrels
 from ray_backfill.data.sources import client_of, one_line, open_source
@@ -96,7 +97,7 @@ def write_items(folder: Path, sources: ItemSources, settings: ItemSettings, over
         InputError: A source cannot be read, lacks a column, has an id twice, or holds too few items.
     """
     with step("read items"):
-        parts = _collection(Path(sources.gallery), settings) if sources.modality == TEXT else {}
+        parts = _collection(path_of(sources.gallery, or_source=True), settings) if sources.modality == TEXT else {}
         if parts:
             tables = _of_collection(parts, sources, settings)
         elif sources.modality == TEXT and sources.gallery.startswith(_IR_DATASETS):
@@ -337,7 +338,7 @@ def _found(wanted: str, usual: Sequence[str], columns: Mapping[str, Any], given:
 
 def _image_table(given: str, settings: ItemSettings) -> pa.Table:
     """The columns id, those of PLACE and, if there are classes, label."""
-    root = Path(given).absolute()
+    root = path_of(given, or_source=True).absolute()
     if root.suffix == ".tar":
         return _of_shards([root])
     if root.suffix.lower() in _SUFFIXES:

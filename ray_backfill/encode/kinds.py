@@ -3,12 +3,12 @@
 from dataclasses import fields, replace
 from functools import cache
 from math import inf
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.plugins import own_rows, rows_from_outside
+from ray_backfill.core.store_path import path_of
 from ray_backfill.encode import models
 from ray_backfill.encode.encoder import PAIR, TEXT, Device, Model, ModelKind, Reranker, failing_in_one_line
 from ray_backfill.encode.spec import DTYPES, POOLINGS, SIDES, Spec
@@ -51,8 +51,8 @@ def parse_spec(text: str, option: str = "model", table: str = EMBED) -> Spec:
     name, _, options = rest.partition("#")
     if not name:
         raise InputError(f"{option} {text!r} lacks a name, as in {known[kind].example}")
-    if kind in _OF_FILES and Path(name).exists():
-        name = str(Path(name).absolute())  # for actors
+    if kind in _OF_FILES and path_of(name).exists():
+        name = str(path_of(name).absolute())  # for actors
     elif kind in _OF_FILES and name.startswith(("/", ".", "~")):
         raise InputError(f"{option} {text}: there is no {name}; give a file or folder that there is")
     pairs = [option.partition("=") for option in options.split("&")] if options else []

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import open_checked
+from ray_backfill.core.store_path import in_store, path_of
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.write import vector_column
 from ray_backfill.encode.encoder import TEXT, Model, by_length
@@ -156,9 +157,11 @@ def _opened(place: Mapping[str, Any]) -> Any:
     try:
         file: Any = place["image"]
         if place.get("bytes"):  # inside of a shard
-            with Path(file).open("rb") as shard:
+            with path_of(file).open("rb") as shard:
                 shard.seek(place["offset"])
                 file = BytesIO(shard.read(place["bytes"]))
+        elif in_store(path := path_of(file)):
+            file = BytesIO(path.read_bytes())
         with Image.open(file) as image:
             upright = ImageOps.exif_transpose(image)
             if upright.mode.startswith("I"):  # 16 bits, of which convert would keep the lowest 8

@@ -12,6 +12,8 @@ import ray.data  # sets levels of logs, so it is imported before a session sets 
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import task
+from ray_backfill.core.stages import remove_folder
+from ray_backfill.core.store_path import path_of
 from ray_backfill.data.identity import stating
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.encoder import Device, Model, same_model
@@ -37,10 +39,9 @@ def embed_parts(
     probes: Mapping[str, Rows], actors: EmbedActors,
 ) -> dict[str, Any]:  # fmt: skip
     """Embed the missing parts; returns facts for the manifest. sizes: number of items of every part."""
-    import shutil
     import sys
 
-    shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)  # of an earlier command
+    remove_folder(folder / ATTEMPTS)  # of an earlier command
     total = sum(sizes.values())
     left = sum(sizes[path] for _, path in missing)
     with session(), task("embed", total, f"{request.modality}s", done=total - left) as bar:
@@ -70,7 +71,7 @@ class _ItemEmbedder:
         self._job, self._models = job, dict[str, Model]()
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        began, split, path, folder = time(), row["split"], Path(row["path"]), Path(self._job.folder)
+        began, split, path, folder = time(), row["split"], path_of(row["path"]), path_of(self._job.folder)
         try:
             if not self._models:
                 self._load(folder / ATTEMPTS)

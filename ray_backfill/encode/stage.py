@@ -5,7 +5,6 @@ what determines both models: hashes of weights and configuration, and the option
 fixed probes are kept in probes.json, and every actor compares its own model with them.
 """
 
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -93,7 +92,7 @@ def embed_items(
                 f"the {changed[0]} model gives other vectors than when {folder} was made; use the same one, or "
                 "--overwrite"
             )
-        shutil.rmtree(folder)
+        stages.remove_folder(folder)
         is_finished = stages.begin_stage(folder, key)
     if is_finished:
         return folder
@@ -119,7 +118,7 @@ def embed_items(
         facts = embed_parts(folder, request, missing, sizes, probes, actors)
     broken = _list_broken(folder, parts)
     stages.remove_halves(folder)
-    shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)  # also what a command has left that died at its last part
+    stages.remove_folder(folder / ATTEMPTS)  # also what a command has left that died at its last part
     if broken:
         first = f"{broken[0]['id']}: {broken[0]['reason']}"
         say(f"left out: {len(broken):,} of {total:,} items, such as {first}; all: {folder / 'broken.parquet'}")

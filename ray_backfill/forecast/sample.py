@@ -22,6 +22,7 @@ from ray_backfill.core.progress import say, step
 from ray_backfill.core.runkey import RunKey, other_format
 from ray_backfill.core.schema import arrow_table, open_checked, read_checked
 from ray_backfill.core.secrets import cleaned
+from ray_backfill.core.store_path import path_of
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.truth import find_truth
 from ray_backfill.data.write import write_parquet
@@ -253,7 +254,7 @@ def take_sample(data: Path, out: Path, budget: int, settings: SampleSettings, ad
     if settings.seed < 0:
         raise InputError(f"--seed must not be negative, got {settings.seed}")
     if settings.truth and settings.truth[0] == "qrels":
-        absolute = (str(Path(file).absolute()) for file in settings.truth[1:])
+        absolute = (str(path_of(file).absolute()) for file in settings.truth[1:])
         settings = replace(settings, truth=("qrels", *absolute))
     earlier = read_sample(out, folder) if add else None
     if earlier is not None:

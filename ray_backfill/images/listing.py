@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
+from ray_backfill.core.store_path import path_of
 from ray_backfill.images.source import NAMES_OF, Files, Items
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
@@ -74,7 +75,7 @@ def list_folders(root: str, below: Sequence[str] | None = None) -> Listing:
     Raises:
         InputError: no images, a folder without images, an unreadable folder, or a name that is not UTF-8.
     """
-    path = Path(root).expanduser()
+    path = path_of(root).expanduser()
     tops = [""] if below is None else [top for top in below if (path / top).is_dir()]
     batches_of: dict[str, list[pa.Array]] = {}
     with step(f"list {path}", unit="files") as bar:
@@ -220,7 +221,7 @@ def list_images(root: str) -> Listing:
         InputError: nothing at ``root``, no images, a folder without images, an unreadable zip file, or a name that is
             not UTF-8.
     """
-    path = Path(root).expanduser()
+    path = path_of(root).expanduser()
     if not root or not path.exists():
         raise InputError(f"no folder or zip file at {root!r}: check the path of the images")
     if path.is_file():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ray_backfill.core.errors import InputError, unknown_name
+from ray_backfill.core.store_path import path_of
 from ray_backfill.core.yamls import read_yaml
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.engine.systems import GroundTruth
@@ -91,7 +92,7 @@ class ServiceSettings:
     def recorded(self) -> dict[str, Any]:
         """All settings, and a hash of each file that they name."""
         named = [self.hybrid.list if self.hybrid else "", self.rerank.scores if self.rerank else ""]
-        files = [Path(name) for name in named if name not in ("", BM25)]
+        files = [path_of(name) for name in named if name not in ("", BM25)]
         marks = [blake2b(file.read_bytes(), digest_size=12).hexdigest() for file in files]
         period = self.changes
         dates = [period.start.isoformat(), period.end.isoformat()] if isinstance(period, Period) else period

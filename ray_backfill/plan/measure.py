@@ -27,6 +27,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step, task
 from ray_backfill.core.secrets import learn
 from ray_backfill.core.stages import make_folder
+from ray_backfill.core.store_path import path_of
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.identity import stating
 from ray_backfill.data.write import vector_column, write_parquet
@@ -95,7 +96,7 @@ def measure(
         raise InputError(f"{spec} looks vectors up and embeds nothing; name the model that made them")
     make_folder(scratch)
     with TemporaryDirectory(prefix=".measure-", dir=scratch) as name:
-        folder, threads = Path(name), threads_of(actors)
+        folder, threads = path_of(name), threads_of(actors)
         write_items(folder / "items", sources, replace(items, draw_queries=1, draw_train=0))
         work = partial(_measure, spec, sources.modality, settings, folder, items.part_rows, threads, command)
         if os.environ.get("RAY_ADDRESS"):

@@ -159,7 +159,7 @@ BAD = {
     "existing": ("{tmp}/run --method rm_naive --to {tmp}/data", "exists and is not this export"),
     "a file": ("{tmp}/run --method rm_naive --to {tmp}/data/gallery.parquet", "exists and is not this export"),
     "below a file": ("{tmp}/run --method rm_naive --to {tmp}/data/gallery.parquet/x", "gallery.parquet"),
-    "object storage": ("s3://bucket/run --method rm_naive", "not on a local disk"),
+    "object storage": ("s3://bucket/run --method rm_naive", "no credentials"),
     "two runs": ("{tmp}/run {tmp}/run --method rm_naive", "run"),
     "unknown option": ("{tmp}/run --method rm_naive --shards 2", "--shards"),
 }  # fmt: skip

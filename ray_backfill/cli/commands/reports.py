@@ -10,6 +10,7 @@ from ray_backfill.cli.runs import ForPrograms
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.outcome import Decision
 from ray_backfill.core.stages import NotWritableError
+from ray_backfill.core.store_path import path_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def run_doctor(job: DoctorJob) -> None:
     """Print what the folder or the store holds and what is wrong."""
     from ray_backfill.compare.diagnose import diagnose, diagnose_store, print_diagnosis
 
-    path = Path(job.data)
+    path = path_of(job.data)
     # gallery.parquet and items.lance may be folders, too.
     is_folder = path.is_dir() and path.suffix not in (".parquet", ".lance")
     if is_folder and job.settings != StoreSettings():

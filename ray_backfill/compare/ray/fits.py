@@ -1,6 +1,5 @@
 """Fits and trials of settings: side by side, or one map under DDP."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from ray.actor import ActorHandle
 
 from ray_backfill.compare.fitted import MapJob
 from ray_backfill.core.progress import State, Task, task
+from ray_backfill.core.stages import remove_folder
 from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.learn.methods import Method, find_methods
 from ray_backfill.learn.models.gather import rank_and_size
@@ -78,7 +78,7 @@ def train_maps(
         with shown_in(shown) as board:
             config = {"job": jobs[0], "models": tuple(data.vectors), "board": board, "shown": shown.state()}
             run_ddp(_worker, config, together, "_ray", out)
-        shutil.rmtree(out / "_ray", ignore_errors=True)
+        remove_folder(out / "_ray")
 
 
 def for_maps(workers: Workers) -> Workers:

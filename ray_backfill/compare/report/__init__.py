@@ -14,8 +14,9 @@ import pandas as pd
 from ray_backfill.compare.analyses import all_analyses
 from ray_backfill.compare.results import DifferenceKey, Line, ResultsData, Row, Tables, Trace, Variant, curves_of
 from ray_backfill.compare.tables import FLIP_METRICS, FORMAT, SPINE, CurvePoint, DifferenceRow, Manifest, SummaryRow
-from ray_backfill.core.errors import InputError, local_path, unknown_name
+from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.schema import block, frame, read_manifest, read_table, rows_of
+from ray_backfill.core.store_path import path_of
 from ray_backfill.page import Compared, Difference, Differences, html_table, make_differences
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Results(ResultsData):
         from ray_backfill.compare.report import html
         from ray_backfill.core.stages import write_whole
 
-        path = local_path(to)
+        path = path_of(to)
         write_whole(path, lambda temporary: temporary.write_text(html.render(self), encoding="utf-8"))
         return path
 
@@ -243,7 +244,7 @@ def read_data(folder: str | Path) -> ResultsData:
     Raises:
         InputError: The folder, a file, a column or a key is missing, or the files contradict each other.
     """
-    folder = local_path(folder)
+    folder = path_of(folder)
     if not (folder / "manifest.json").exists() and (folder / "results").is_dir():
         folder = folder / "results"
     if not folder.is_dir():

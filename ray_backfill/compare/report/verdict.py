@@ -19,6 +19,7 @@ from ray_backfill.compare.tables import HEAD_ALONE, NEGATIVE_FLIPS_VS_OLD, NEW, 
 from ray_backfill.core.outcome import Decision
 from ray_backfill.core.printable import printable
 from ray_backfill.core.schema import NO, UNDECIDED, YES
+from ray_backfill.core.store_path import path_of
 from ray_backfill.data.judging import FIRST
 from ray_backfill.page import Difference
 from ray_backfill.page.numbers import in_brackets, interval, listed, percent, percent_sign, points, upper
@@ -261,7 +262,7 @@ def plan_command(folder: Path) -> str:
 def _run_of(folder: Path) -> Path:
     """The folder of the run that has these results, as a user can type it."""
     run = folder.parent if folder.name in ("results", "forecast") else folder
-    return Path(printable(str(run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run)))
+    return path_of(printable(str(run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run)))
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

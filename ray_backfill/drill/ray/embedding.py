@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import queue
-import shutil
 import sys
 import threading
 from collections import Counter
@@ -30,6 +29,7 @@ import ray.data  # sets levels of logs, so it is imported before a session sets 
 from ray.actor import ActorHandle
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.stages import remove_folder
 from ray_backfill.data.columns import part_files
 from ray_backfill.drill.jobs import FromImages, FromItems, FromStore, PartsJob
 from ray_backfill.drill.parts import BadPartError, Embedded, part_path, read_broken, read_part, set_aside, write_part
@@ -275,7 +275,7 @@ class EmbeddingSupervisor:
     def running(self, plan: DrillPlan) -> Iterator[PartReports]:
         """Embed the missing operations in the background for the duration of the block, from ``set_rate`` on."""
         reports = PartReports(self.job.drill)
-        shutil.rmtree(self.job.drill / ATTEMPTS, ignore_errors=True)  # of an earlier command
+        remove_folder(self.job.drill / ATTEMPTS)  # of an earlier command
         missing = [o.number for o in plan.embedded if not part_path(self.job.drill, o.number).exists()]
 
         self.wanted = min(number_of(self.job.actors), len(missing))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.store_path import path_of
 from ray_backfill.images.class_split import Divided, hold_out
 from ray_backfill.images.decode import SIDE, png
 from ray_backfill.images.source import ImageSource
@@ -102,7 +103,7 @@ def download(settings: Any) -> None:
     if row.download:
         if not settings.root:
             raise InputError(f"{row.name}: no root is given; set it to the folder to download to")
-        row.download(Path(settings.root).expanduser())
+        row.download(path_of(settings.root).expanduser())
     elif row.home:
         raise InputError(f"{row.name} cannot be downloaded by a program. {row.where_to_get}")
     else:
@@ -172,4 +173,4 @@ class PublishedSettings:
     @property
     def folder(self) -> Path:
         """The root as a path."""
-        return Path(self.root).expanduser()
+        return path_of(self.root).expanduser()

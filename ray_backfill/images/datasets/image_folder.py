@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.store_path import path_of
 from ray_backfill.images.datasets import DataSet, check_own_images
 from ray_backfill.images.draws import divide
 from ray_backfill.images.listing import class_folders, list_images
@@ -46,7 +47,7 @@ def open_images(settings: Settings) -> ImageSource:
     Cost: one listing of the tree, and a sort.
     """
     check_own_images(settings)
-    if Path(settings.root).suffix.lower() in _LISTS and Path(settings.root).expanduser().is_file():
+    if Path(settings.root).suffix.lower() in _LISTS and path_of(settings.root).expanduser().is_file():
         raise InputError(
             f"image_folder reads a folder of images, and {settings.root} is a file; use --recipe manifest for a .csv "
             "or .parquet file that lists images"

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
+from ray_backfill.core.store_path import path_of
 from ray_backfill.images.datasets import DataSet, check_own_images
 from ray_backfill.images.draws import divide
 from ray_backfill.images.paths import Paths
@@ -89,7 +90,7 @@ class _Manifest:
 
     @classmethod
     def read(cls, root: str) -> "_Manifest":
-        path = Path(root).expanduser()
+        path = path_of(root).expanduser()
         files = sorted(path.glob("[!._]*.parquet")) if root and path.is_dir() else [path]
         are_tables = all(file.is_file() and file.suffix.lower() in (".csv", ".parquet") for file in files)
         if not root or not files or not are_tables:
@@ -127,11 +128,11 @@ def _images_root(settings: Settings) -> str:
     if "://" in settings.images:
         return settings.images
     if settings.images:
-        folder = Path(settings.images).expanduser()
+        folder = path_of(settings.images).expanduser()
         if not folder.is_dir():
             raise InputError(f"manifest: no folder of images at {settings.images!r}; check the option images")
         return str(folder)
-    path = Path(settings.root).expanduser()
+    path = path_of(settings.root).expanduser()
     return str(path if path.is_dir() else path.parent)
 
 

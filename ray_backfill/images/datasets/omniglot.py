@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.store_path import path_of
 from ray_backfill.images.datasets import DataSet, require_counts
 from ray_backfill.images.listing import Listing, list_zips, number_classes
 from ray_backfill.images.source import FileSource, ImageSource, Items
@@ -83,7 +84,7 @@ def _unseen(half_of_class: NDArray[np.int64], share: float) -> NDArray[np.bool_]
 
 
 def _find_files(root: str) -> list[Path]:
-    folder = Path(root).expanduser()
+    folder = path_of(root).expanduser()
     for names in (FILES, _ORIGINAL_FILES):
         if root and all((folder / name).is_file() for name in names):
             return [folder / name for name in names]

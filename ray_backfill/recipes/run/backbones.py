@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import shutil
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import Task, say, task
 from ray_backfill.core.runkey import RunKey
-from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, write_json
+from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, remove_folder, write_json
+from ray_backfill.core.store_path import path_of
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.methods import all_backbones
@@ -94,7 +94,7 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overw
     if not math.isfinite(facts["history"][-1]["loss"]):
         raise InputError(f"training the {title} diverged (its loss is not finite); lower its lr and give --overwrite")
     finish_stage(folder, facts)
-    shutil.rmtree(folder / _STORAGE, ignore_errors=True)  # the checkpoints are no longer needed
+    remove_folder(folder / _STORAGE)  # the checkpoints are no longer needed
     return folder
 
 
@@ -185,7 +185,7 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
     objective = all_backbones()[job.kind].objective if job.kind else Classification
     old = OldModel(*load_backbone(job.old)) if job.old else None
     newest = ray.train.get_checkpoint()
-    resume_from = whole_checkpoint(Path(config["folder"]) / _STORAGE, Path(newest.path) if newest else None)
+    resume_from = whole_checkpoint(path_of(config["folder"]) / _STORAGE, Path(newest.path) if newest else None)
     if resume_from:
         history += read_json(resume_from / "history.json")["epochs"]
     device = ray.train.torch.get_device()
@@ -193,7 +193,7 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
         source, rows, info, training, device, resume_from, on_epoch, objective, old, threads + lent, shown
     )
     if is_first:
-        save_backbone(Path(config["folder"]), done.network, info)
+        save_backbone(path_of(config["folder"]), done.network, info)
     fed = feeding(done.work, threads + lent, device.type == "cuda", lent)
     return {
         "images": len(rows),

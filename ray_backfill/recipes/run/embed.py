@@ -23,6 +23,7 @@ from ray_backfill.core.progress import task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import open_checked
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, remove_halves
+from ray_backfill.core.store_path import path_of
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.reading import DecodeTimes, read_ahead, require_readable
@@ -239,7 +240,7 @@ class _ImageEmbedder:
         decoding, started, started_cpu = DecodeTimes(), time.perf_counter(), time.process_time()
         tables = self._embed(part, decoding)
         embedded, embedded_cpu = time.perf_counter(), time.thread_time()
-        for path, table in zip(part.paths(Path(self._job.folder)), tables, strict=True):
+        for path, table in zip(part.paths(path_of(self._job.folder)), tables, strict=True):
             write_parquet(path, table)
         return Work(
             images=len(part),

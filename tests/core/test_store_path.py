@@ -1,0 +1,172 @@
+"""Paths in object storage, against two servers of S3 and plain pathlib."""
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_backfill.core import stages
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.store_path import StorePath, path_of
+from ray_backfill.core.stores import Bucket, cache_folder
+
+NAMES = ["plain.txt", "with space", "per%20cent", "hash#1", "ä-é.txt", "a+b=c&d", "deep/er/file.bin", ".hidden", "x/y"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_stay_as_they_are(store: str, name: str) -> None:
+    path = path_of(store) / "run" / name
+    assert not path.exists()
+    path.write_bytes(b"content")
+    assert (path.is_file(), path.is_dir(), path.stat().st_size) == (True, False, 7)
+    assert [str(found) for found in path.parent.iterdir()] == [str(path)]
+    assert list(path.parent.sizes().items()) == [(path, 7)]  # type: ignore[attr-defined]
+    assert path.read_bytes() == Path(os.fspath(path)).read_bytes() == path.open("rb").read() == b"content"
+    assert pickle.loads(pickle.dumps(path)) == path == path_of(str(path)) == path_of(Path(str(path)))
+
+
+def test_folders_are_listed_as_on_a_disk(store: str, tmp_path: Path) -> None:
+    local, remote = tmp_path / "tree", path_of(store) / "tree"
+    for name in ("a.txt", "b.parquet", "sub/c.txt", "sub/d.parquet", "sub/deep/e.txt", ".hidden", "sub.txt/f.txt"):
+        for root in (local, remote):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(name)
+    for pattern in ("*.txt", "*.parquet", "*", "sub/*.txt", "*/*.parquet", ".*", "[!.]*", "nothing*"):
+        assert relative(local.glob(pattern), local) == relative(remote.glob(pattern), remote), pattern
+    files = (path for path in local.rglob("*.txt") if path.is_file())  # a store has no folders
+    assert relative(files, local) == relative(remote.rglob("*.txt"), remote)
+    assert relative(local.iterdir(), local) == relative(remote.iterdir(), remote)
+    for name in ("sub", "sub/deep", "nothing", "su", "a.txt"):
+        assert ((local / name).is_dir(), (local / name).exists()) == (
+            (remote / name).is_dir(),
+            (remote / name).exists(),
+        )
+    assert sorted(os.listdir(remote)) == sorted(os.listdir(local))  # noqa: PTH208 - libraries ask so
+    with pytest.raises(FileNotFoundError):
+        os.fspath(remote / "nothing")
+
+
+def relative(paths: object, root: Path) -> set[str]:
+    return {"/".join(path.parts[len(root.parts) :]) for path in paths}  # type: ignore[attr-defined]
+
+
+def test_a_copy_is_as_new_as_the_object(store: str) -> None:
+    path = path_of(store) / "a.txt"
+    path.write_text("one")
+    copy = Path(os.fspath(path))
+    path.write_text("two")  # as long, within the same second
+    assert copy.read_text() == "one"
+    assert Path(os.fspath(path)).read_text() == "two"
+    copy.write_text("bad")  # a copy that anybody has changed
+    assert Path(os.fspath(path)).read_text() == "two"
+    path.unlink()
+    assert not path.exists()
+    with pytest.raises(FileNotFoundError):
+        path.open()
+    with pytest.raises(FileNotFoundError):
+        path.unlink()
+
+
+def test_large_objects_arrive_in_pieces(store: str) -> None:
+    content = os.urandom((40 << 20) + 1)
+    path = path_of(store) / "large.bin"
+    stages.write_whole(path, lambda temporary: temporary.write_bytes(content))
+    assert Path(os.fspath(path)).read_bytes() == content
+    shutil.rmtree(cache_folder())
+    assert Path(os.fspath(path)).read_bytes() == content
+    assert not list(cache_folder().rglob("*.tmp"))
+
+
+def test_copies_stay_below_their_bound(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_BACKFILL_CACHE_GB", "0.003")
+    monkeypatch.setattr("ray_backfill.core.stores._IN_USE_S", -1)
+    paths = [path_of(store) / f"{i}.bin" for i in range(8)]
+    for i, path in enumerate(paths):
+        path.write_bytes(bytes([i]) * 1_000_000)
+    opened = []
+    for path in paths:
+        opened.append(path.open("rb"))
+        assert sum(copy.stat().st_size for copy in cache_folder().rglob("*.bin")) <= 3_000_000
+    for i, file in enumerate(opened):  # what was deleted meanwhile stays readable
+        assert file.read() == bytes([i]) * 1_000_000
+        file.close()
+
+
+def test_a_stage_is_begun_continued_and_finished(store: str) -> None:
+    folder, key = path_of(store) / "stage", RunKey("stage", {"a": 1})
+    assert stages.begin_stage(folder, key) is False
+    for name in ("one.parquet", "parts/two.parquet", ".hidden"):
+        stages.write_whole(folder / name, lambda temporary: temporary.write_bytes(b"12345"))
+    assert stages.begin_stage(folder, key) is False
+    stages.finish_stage(folder, {"fact": 3})
+    assert stages.begin_stage(folder, key) is True
+    assert stages.manifest_of(folder)["files"] == {"one.parquet": 5, "parts/two.parquet": 5}
+    with pytest.raises(stages.OtherSettingsError):
+        stages.begin_stage(folder, RunKey("stage", {"a": 2}))
+    (folder / "one.parquet").write_bytes(b"1234")  # not what the manifest says
+    assert stages.begin_stage(folder, key) is False
+    assert relative(folder.glob("*"), folder) >= {"parts", "manifest.json"}
+    assert not (folder / "one.parquet").exists()
+    assert stages.begin_stage(folder, RunKey("stage", {"a": 2}), overwrite=True) is False
+    assert relative(folder.rglob("*"), folder) == {"manifest.json", ".key.json"}
+
+
+@pytest.mark.parametrize("dies", ["never", "in the block", "before the copy", "in the copy", "in the end"])
+def test_a_folder_is_replaced_whole(store: str, dies: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = path_of(store) / "results"
+    assert isinstance(folder, StorePath)
+    for name in ("manifest.json", "ours.txt", "gone.txt", "theirs.txt"):
+        (folder / name).write_text("old")
+    ours = ("manifest.json", "ours.txt", "gone.txt", "more.txt")
+    # Which request of a kind fails: "delete" is called once before, and for a file that is gone.
+    failing = {"before the copy": ("copy", 0), "in the copy": ("copy", 1), "in the end": ("delete", 2)}.get(dies)
+    if failing is not None:
+        real, left = getattr(Bucket, failing[0]), [failing[1]]
+
+        def fails(*arguments: Any) -> None:
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            real(*arguments)
+
+        monkeypatch.setattr(Bucket, failing[0], fails)
+    try:
+        with stages.replaced_whole(folder, ours) as new:
+            for name in ("ours.txt", "more.txt", "manifest.json"):
+                stages.write_whole(new / name, lambda temporary: temporary.write_text("new"))
+            if dies == "in the block":
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert dies != "never"
+    if failing is not None:
+        assert left == [0]
+        monkeypatch.setattr(Bucket, failing[0], real)
+    if dies in ("in the block", "before the copy"):
+        assert (folder / "ours.txt").read_text() == (folder / "manifest.json").read_text() == "old"
+    stages.settle(folder, ours)
+    then = {"gone.txt": "old"} if dies == "in the block" else {"more.txt": "new"}
+    word = "old" if dies == "in the block" else "new"
+    expected = then | {"ours.txt": word, "manifest.json": word, "theirs.txt": "old"}
+    assert {name: (folder / name).read_text() for name in relative(folder.rglob("*"), folder)} == expected
+    assert relative(path_of(store).iterdir(), path_of(store)) == {"results"}
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("s3://", "needs a bucket"),
+        ("s3://KEY:SECRET@bucket/x", "credentials come from the environment"),
+        ("s3://bucket/../x", "no options and no .."),
+        ("s3://bucket/x?region=a", "no options and no .."),
+        ("abfss://host/x", "neither on a disk nor in object storage"),
+        ("https://host/x", "neither on a disk nor in object storage"),
+    ],
+)
+def test_other_addresses_are_refused(address: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as refused:
+        path_of(address)
+    assert "SECRET" not in str(refused.value)
