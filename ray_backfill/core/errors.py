@@ -55,6 +55,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
 EXTRA_OF = dict.fromkeys(("torch", "transformers", "ray", "faiss"), "cpu") | {
     "matplotlib": "pictures",
     "onnx": "export",
+    "obstore": "cloud",
+    "boto3": "cloud",
 }
 
 

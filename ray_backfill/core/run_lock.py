@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from ray_backfill.core.errors import InputError
@@ -25,6 +24,7 @@ from ray_backfill.core.progress import say, step
 from ray_backfill.core.secrets import without_secrets
 from ray_backfill.core.stages import is_finished, make_folder
 from ray_backfill.core.store_path import StorePath, in_store
+from ray_backfill.core.stores import Entry
 
 LOCK = ".lock"
 _HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
@@ -128,36 +128,36 @@ def _locked_in_store(lock: StorePath, option: str, command: str) -> Iterator[Non
     """As ``locked``, by an object that is put only if it is absent, or still the one that was read."""
     owner, bucket, renewals = uuid4().hex, lock.bucket, 0
 
-    def put(mode: Any) -> str | None:
-        """The mark of the lock, if this process has it now. A reply may be lost, so what is there decides."""
+    def put(only_if: Entry | None) -> Entry | None:
+        """The lock, if this process has it now. A reply may be lost, so what is there decides. None: none is there."""
         nonlocal renewals
         renewals += 1
         content = _about(command, owner=owner, renewals=renewals, pids=_pids())
         try:
-            return bucket.put(lock.key, content, mode)
+            return bucket.put(lock.key, content, only_if, is_new=only_if is None)
         except (FileExistsError, InputError) as error:
             try:
                 there, entry = bucket.read(lock.key)
             except FileNotFoundError:
                 there = b""
             if there == content:
-                return entry.mark
+                return entry
             if isinstance(error, InputError) and not there:
                 raise
             return None
 
     try:
-        mark = put("create")
+        held = put(None)
     except InputError:
         if any(is_finished(stage) for stage in lock.parent.iterdir() if stage.is_dir()):  # it can be shown again
             yield
             return
         raise
-    while mark is None:
+    while held is None:
         try:
             there, entry = bucket.read(lock.key)
         except FileNotFoundError:  # its owner has just ended
-            mark = put("create")
+            held = put(None)
             continue
         if not _is_gone(there):
             with step(f"{option} {lock.parent} is locked: wait to see whether its owner works"):
@@ -169,15 +169,15 @@ def _locked_in_store(lock: StorePath, option: str, command: str) -> Iterator[Non
                         break
             if now is not None and now.mark != before:
                 raise InputError(f"{option} {lock.parent} is in use by {_described(there)}")
-        if (mark := put({"e_tag": entry.mark} if bucket.head(lock.key) else "create")) is not None:
+        if (held := put(entry if bucket.head(lock.key) else None)) is not None:
             say(f"{lock.parent}: the process that had locked it is gone; this one continues")
     ended = threading.Event()
 
     def renew() -> None:
-        at: str | None = mark
+        at: Entry | None = held
         while not ended.wait(_RENEWED_S):
             try:
-                at = put({"e_tag": at})
+                at = put(at)
             except InputError:  # no connection now; the next time decides
                 continue
             if at is None and not ended.is_set():

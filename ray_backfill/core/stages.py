@@ -78,7 +78,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         if in_store(path):
             temporary = path.bucket.temporary(path.key)
             write(temporary)
-            path.bucket.keep(path.key, temporary, path.bucket.put(path.key, temporary))
+            path.bucket.keep(path.bucket.put(path.key, temporary), temporary)
             return
         make_folder(path.parent)
         write(temporary)

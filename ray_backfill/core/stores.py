@@ -45,12 +45,16 @@ CACHE, CACHE_GB, _IN_USE_S = "RAY_BACKFILL_CACHE", "RAY_BACKFILL_CACHE_GB", 60
 
 @dataclass(frozen=True)
 class Entry:
-    """An object. size: in bytes. mark: its ETag, which changes with its content. modified: seconds since 1970."""
+    """An object. size: in bytes. mark: its ETag, which changes with its content. modified: seconds since 1970.
+
+    version: what Google's conditions compare in place of the ETag; listings do not tell it.
+    """
 
     key: str
     size: int
     mark: str
     modified: float
+    version: str = ""
 
     @property
     def stamp(self) -> int:
@@ -112,9 +116,8 @@ class Bucket:
             got = obstore.get(open_bucket(self), key)
             return bytes(got.bytes()), _entry(got.meta)
 
-    def put(self, key: str, content: bytes | Path, mode: Any = "overwrite") -> str:
-        """Write an object; returns its mark. mode: "create": only if there is none; {"e_tag": mark}: only if it is
-        still the one of this mark.
+    def put(self, key: str, content: bytes | Path, only_if: Entry | None = None, is_new: bool = False) -> Entry:
+        """Write an object. is_new: only if there is none. only_if: only if it is still this one, not of a listing.
 
         Raises:
             FileExistsError: The condition does not hold. After a reply that was lost it may be this very content.
@@ -123,8 +126,13 @@ class Bucket:
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         with self._asking(key):
+            mode: Any = "create" if is_new else "overwrite"
+            if only_if is not None:
+                mode = {"e_tag": only_if.mark} | ({"version": only_if.version} if only_if.version else {})
+            n_bytes = len(content) if isinstance(content, bytes) else content.stat().st_size
             try:
-                return str(obstore.put(open_bucket(self), key, content, mode=mode, chunk_size=_PIECE)["e_tag"])
+                done = obstore.put(open_bucket(self), key, content, mode=mode, chunk_size=_PIECE)
+                return Entry(key, n_bytes, str(done["e_tag"]), time(), done["version"] or "")
             except (AlreadyExistsError, PreconditionError) as error:
                 raise FileExistsError(f"{self.uri(key)} is there") from error
 
@@ -162,9 +170,9 @@ class Bucket:
                 os.utime(path, (time(), path.stat().st_mtime))
         return copies
 
-    def keep(self, key: str, content: Path, mark: str) -> None:
+    def keep(self, entry: Entry, content: Path) -> None:
         """Move a local file to where the copy of an object is, whose content it has."""
-        entry, to = Entry(key, content.stat().st_size, mark, 0), self.copy_of(key)
+        to = self.copy_of(entry.key)
         to.parent.mkdir(parents=True, exist_ok=True)
         os.utime(content, (time(), entry.stamp))
         content.replace(to)
@@ -302,7 +310,8 @@ def open_bucket(bucket: Bucket) -> "ObjectStore":
 
 
 def _entry(meta: Any) -> Entry:
-    return Entry(meta["path"], meta["size"], str(meta["e_tag"]), meta["last_modified"].timestamp())
+    modified = meta["last_modified"].timestamp()
+    return Entry(meta["path"], meta["size"], str(meta["e_tag"]), modified, meta["version"] or "")
 
 
 def cache_folder() -> Path:

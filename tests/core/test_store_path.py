@@ -3,6 +3,7 @@
 import os
 import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,21 @@ from ray_backfill.core import stages
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.store_path import StorePath, path_of
-from ray_backfill.core.stores import Bucket, cache_folder
+from ray_backfill.core.stores import SCHEMES, Bucket, cache_folder
+from tests.object_store import google_like
 
 NAMES = ["plain.txt", "with space", "per%20cent", "hash#1", "ä-é.txt", "a+b=c&d", "deep/er/file.bin", ".hidden", "x/y"]
+
+
+@pytest.fixture(params=SCHEMES)
+def store(request: pytest.FixtureRequest, store: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The same bucket by s3:// and, translated, by gs://."""
+    if request.param == "s3":
+        yield store
+        return
+    with google_like(os.environ["AWS_ENDPOINT_URL"]) as address:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        yield store.replace("s3://", "gs://")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -153,6 +166,19 @@ def test_a_folder_is_replaced_whole(store: str, dies: str, monkeypatch: pytest.M
     expected = then | {"ours.txt": word, "manifest.json": word, "theirs.txt": "old"}
     assert {name: (folder / name).read_text() for name in relative(folder.rglob("*"), folder)} == expected
     assert relative(path_of(store).iterdir(), path_of(store)) == {"results"}
+
+
+def test_one_of_several_writers_succeeds(store: str) -> None:
+    bucket = (path_of(store) / "lock").bucket  # type: ignore[attr-defined]
+    first = bucket.put("lock", b"1", is_new=True)
+    with pytest.raises(FileExistsError):
+        bucket.put("lock", b"2", is_new=True)
+    second = bucket.put("lock", b"3", only_if=first)
+    with pytest.raises(FileExistsError):
+        bucket.put("lock", b"4", only_if=first)
+    content, read = bucket.read("lock")
+    assert (content, read.mark, read.version) == (b"3", second.mark, second.version)
+    assert bucket.put("lock", b"5", only_if=read).mark == bucket.head("lock").mark
 
 
 @pytest.mark.parametrize(
