@@ -8,6 +8,7 @@ through Ray. Further views of train images are made from the same decoded pixels
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from ray_backfill.recipes.run.backbones import backbone_identity
 from ray_backfill.workers.decoders import source_for
 from ray_backfill.workers.session import embedded_parts, placed, session
 from ray_backfill.workers.settings import EmbedActors, number_of, threads_of
+from ray_backfill.workers.watch import BROKEN, EMBEDDED, Watch
 
 _BROKEN = b"broken_images"  # metadata of a part: JSON list of [id, reason]
 _Outputs = dict[str, NDArray[Any]]  # of a batch or a part: column -> (B,) or (B, d)
@@ -147,10 +149,13 @@ def embed_stage(folder: Path, request: EmbedRequest, actors: EmbedActors, overwr
             pool, works = replace(actors, number=min(number, len(missing))), list[Work]()
             left = sum(len(part) for part in missing)
             since, fed = time.perf_counter(), None
-            with task("embed", images, "images", done=images - left) as bar:
+            with closing(Watch()) as watch, task("embed", images, "images", done=images - left) as bar:
                 for row in embedded_parts(_ImageEmbedder, job, [asdict(part) for part in missing], pool, on_gpu):
+                    n_broken = row.pop("broken")
                     works.append(Work(**row))
                     bar.advance(works[-1].images)
+                    watch.count(EMBEDDED, works[-1].images - n_broken)
+                    watch.count(BROKEN, n_broken)
                     fed = feeding(total(works), job.decoders, on_gpu, job.lent)
                     if fed:
                         bar.note(f"{fed.limit}-bound")
@@ -230,18 +235,19 @@ class _ImageEmbedder:
 
     def __call__(self, part: dict[str, Any]) -> dict[str, Any]:
         try:
-            return asdict(self._make(EmbedPart(**part))) | {"problem": ""}
+            work, broken = self._make(EmbedPart(**part))
+            return asdict(work) | {"broken": broken, "problem": ""}
         except InputError as error:
-            return asdict(Work()) | {"problem": str(error)}
+            return asdict(Work()) | {"broken": 0, "problem": str(error)}
 
-    def _make(self, part: EmbedPart) -> Work:
-        """Embed a part and write it; returns the work done."""
+    def _make(self, part: EmbedPart) -> tuple[Work, int]:
+        """Embed a part and write it; returns the work done, and the number of broken images."""
         decoding, started, started_cpu = DecodeTimes(), time.perf_counter(), time.process_time()
         tables = self._embed(part, decoding)
         embedded, embedded_cpu = time.perf_counter(), time.thread_time()
         for path, table in zip(part.paths(Path(self._job.folder)), tables, strict=True):
             write_parquet(path, table)
-        return Work(
+        work = Work(
             images=len(part),
             model_s=embedded - started - decoding.wait_s,
             write_s=time.perf_counter() - embedded,
@@ -249,6 +255,7 @@ class _ImageEmbedder:
             cpu_s=time.process_time() - started_cpu,
             **asdict(decoding),
         )
+        return work, len(part) - len(tables[0])
 
     def _embed(self, part: EmbedPart, decoding: DecodeTimes) -> list[pa.Table]:
         """The tables of a part's files."""
