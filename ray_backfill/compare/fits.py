@@ -22,8 +22,8 @@ from ray_backfill.compare.orders import embeddings_of
 from ray_backfill.compare.resolve import Comparison, find_left_out
 from ray_backfill.compare.systems import distinct_systems
 from ray_backfill.compare.tables import LeftOut
-from ray_backfill.core.epochs import reported_to
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.job import reported_to
 from ray_backfill.core.progress import say, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json
@@ -127,8 +127,7 @@ class Trial(MapJob):
         (method,) = find_methods((self.method,))
         split = read_train(self.data, method.models)
         assert split.validation is not None
-        nobody = reported_to(lambda *epoch: None)
-        with one_thread(method.is_trained), TemporaryDirectory() as scratch, nobody:
+        with one_thread(method.is_trained), TemporaryDirectory() as scratch, reported_to(lambda *epoch: None):
             network, score = Path(scratch) / method.name, None
             begin_stage(network, RunKey("map"))
             fit_map(network, method, train_set(split), self.settings, self.distance, device)

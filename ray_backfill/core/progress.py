@@ -301,9 +301,8 @@ class Lines(_OnStderr):
     def beat(self, running: Sequence[Task]) -> None:
         visible = _visible(running)
         if visible and time.monotonic() - self._last_s >= self._patience_s:
-            for shown in [[task] for task in visible] if says_json() else [visible]:
-                line, of = "; ".join(f"{task.title}: {task.status()}" for task in shown), shown[0]
-                self.tell(as_line(line, done=of.done, total=of.total, unit=of.unit))
+            line, of = "; ".join(f"{shown.title}: {shown.status()}" for shown in visible), visible[0]
+            self.tell(as_line(line, done=of.done, total=of.total, unit=of.unit))
             self._patience_s = min(2 * self._patience_s, LONGEST_HEARTBEAT_S)
 
     def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:

@@ -134,8 +134,8 @@ def hide_in_chain(error: BaseException | None) -> None:
 
 
 def _print_traceback(error: Sequence[Any]) -> None:
-    text = without_secrets("".join(traceback.format_exception(*error)))
-    print(as_line(text.removesuffix("\n"), "error"), file=sys.stderr)
+    text = without_secrets("".join(traceback.format_exception(*error))).rstrip()
+    print(as_line(text, "error"), file=sys.stderr)
 
 
 def _cleaned_text(text: str) -> str:

@@ -45,8 +45,7 @@ def embed_parts(
     shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)  # of an earlier command
     total = sum(sizes.values())
     left = sum(sizes[path] for _, path in missing)
-    of_bar = total, f"{request.modality}s", total - left
-    with session(), closing(Watch()) as watch, task("embed", *of_bar) as bar:
+    with session(), closing(Watch()) as watch, task("embed", total, f"{request.modality}s", total - left) as bar:
         number, on_gpu = placed(actors)
         number = min(number, len(missing))
         device = Device("cuda" if on_gpu else "cpu", threads_of(actors), number)

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
-from ray_backfill.core.epochs import report, reported_to
+from ray_backfill.core.job import report, reported_to
 from ray_backfill.core.progress import Mirror, State, Task, duration, relay
 from ray_backfill.workers.waiting import answer_within
 from ray_backfill.workers.watch import EPOCH, LOSS, TRAINING_RATE, Watch
@@ -38,7 +37,7 @@ class _Board:
 
     def __init__(self) -> None:
         self.states: dict[str, list[State]] = {}
-        self.epochs: list[tuple[Path, int, Mapping[str, float]]] = []
+        self.epochs: list[Any] = []
 
     def write(self, sender: str, states: list[State]) -> None:
         self.states[sender] = states
@@ -49,21 +48,17 @@ class _Board:
     def report(self, *epoch: Any) -> None:
         self.epochs.append(epoch)
 
-    def read(self, known: int) -> tuple[dict[str, list[State]], list[tuple[Path, int, Mapping[str, float]]]]:
-        """By sender, the earliest first; and the epochs after the first few that are known."""
+    def read(self, known: int) -> tuple[dict[str, list[State]], list[Any]]:
+        """By sender, the earliest first; and the epochs after those that are known."""
         return self.states, self.epochs[known:]
 
 
 @contextmanager
 def shown_in(own: Task) -> Iterator[ActorHandle]:
-    """Within the block, show what is sent to the yielded board; an outermost row is shown as ``own``.
-
-    Epochs are reported in this process, and exported to Prometheus.
-    """
+    """Within the block, show what is sent to the yielded board; an outermost row is shown as ``own``. Report epochs."""
     own.note("starting workers")
     board = _Board.remote()  # type: ignore[attr-defined]
-    stop, mirrors, known = threading.Event(), _Mirrors(own), 0
-    watch = Watch()
+    stop, mirrors, watch, known = threading.Event(), _Mirrors(own), Watch(), 0
 
     def show() -> None:
         nonlocal known

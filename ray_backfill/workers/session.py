@@ -80,8 +80,8 @@ def session() -> Iterator[None]:
         try:
             if not is_own:
                 check_versions()
-            if is_own and "out" in JOB:
-                write_targets(Path(JOB["out"]) / "prometheus_targets.json")
+            if is_own and (out := Path(JOB.get("out", "no run"))).is_dir():
+                write_targets(out / "prometheus_targets.json")
             with watched(watch_own) if is_own else nullcontext():
                 yield
         finally:

@@ -1,7 +1,6 @@
-"""Experiment trackers: TensorBoard, MLflow and Weights & Biases get the metrics of each epoch. See docs/watching.md.
+"""Experiment trackers: TensorBoard, MLflow and Weights & Biases get the metrics of each epoch (docs/watching.md).
 
-A tracker works in a thread of the driver: workers need neither its library nor its credentials, and no training waits
-for it or ends with it. By default everything stays in the folder of the run.
+A tracker works in a thread of the driver. So workers need no library and no credentials, and no training waits for it.
 """
 
 import os
@@ -12,12 +11,17 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Literal
 
-from ray_backfill.core.epochs import reported_to
+from ray_backfill.core.job import reported_to
 from ray_backfill.core.progress import say, step
 from ray_backfill.core.secrets import without_secrets
 
 # Seconds at the end of a training in which the tracker may still write.
 _PATIENCE_S = 30.0
+# Variables of the trackers, where the user has set none: everything stays in the folder of the run.
+_VARIABLES = {
+    "MLFLOW_EXPERIMENT_NAME": "ray_backfill", "MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_PROJECT": "ray_backfill", "WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false",
+}  # fmt: skip
 # Logs a metric of one training: its name, its value and the epoch.
 _Log = Callable[[str, float, int], Any]
 
@@ -32,13 +36,10 @@ def _tensorboard(out: Path, name: str) -> Iterator[_Log]:
 
 @contextmanager
 def _mlflow(out: Path, name: str) -> Iterator[_Log]:
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     import mlflow
 
     client = mlflow.MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{out / 'mlflow.db'}")
-    title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "ray_backfill")
-    there = client.get_experiment_by_name(title)
+    there = client.get_experiment_by_name(title := os.environ["MLFLOW_EXPERIMENT_NAME"])
     experiment = there.experiment_id if there else client.create_experiment(title)
     run = client.create_run(experiment, run_name=f"{out.name}/{name}").info.run_id
     yield lambda metric, value, epoch: client.log_metric(run, metric, value, step=epoch)
@@ -47,14 +48,11 @@ def _mlflow(out: Path, name: str) -> Iterator[_Log]:
 
 @contextmanager
 def _wandb(out: Path, name: str) -> Iterator[_Log]:
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
     # Its metadata would have the command line with secrets.
     quiet = wandb.Settings(silent=True, console="off", x_disable_meta=True, disable_git=True, disable_code=True)
-    where = {"project": os.environ.get("WANDB_PROJECT", "ray_backfill"), "dir": str(out)}
-    mode = os.environ.get("WANDB_MODE", "offline")
-    with wandb.init(name=f"{out.name}/{name}", mode=mode, reinit="create_new", settings=quiet, **where) as run:
+    with wandb.init(name=f"{out.name}/{name}", dir=out, reinit="create_new", settings=quiet) as run:
         yield lambda metric, value, epoch: run.log({metric: value}, step=epoch)
 
 
@@ -72,11 +70,11 @@ def tracked(out: Path, tracker: Literal["tensorboard", "mlflow", "wandb"] | None
         return
     epochs: SimpleQueue[tuple[Path, int, Mapping[str, float]] | None] = SimpleQueue()
     without = f"--workers.log-to {tracker}: %s; the run goes on without it"
-
     open_log, logs = _TRACKERS[tracker], dict[Path, _Log]()
 
     def log() -> None:
         try:
+            os.environ.update(_VARIABLES | os.environ)
             with ExitStack() as running:
                 while reported := epochs.get():
                     folder, epoch, metrics = reported

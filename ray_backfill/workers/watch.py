@@ -50,10 +50,7 @@ RUN_METRICS = (EPOCH, LOSS, TRAINING_RATE, EMBEDDED, BROKEN)
 
 
 class Watch:
-    """Writes metrics. A thread sets every gauge again regularly, until ``close``.
-
-    metrics, tags: what it writes, and tags of all of it; by default those of the run that this process is.
-    """
+    """Writes metrics with these tags; None: the run. A thread sets every gauge again regularly, until ``close``."""
 
     def __init__(self, metrics: Sequence[LiveMetric] = RUN_METRICS, tags: dict[str, str] | None = None) -> None:
         tags = tags or {"run": Path(JOB.get("out", "")).name or "run"}

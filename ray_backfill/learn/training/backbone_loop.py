@@ -59,8 +59,7 @@ class TrainedBackbone:
 class Epoch:
     """Measurements of one epoch over all workers. waited: share of its time that this worker waited for pixels so far.
 
-    shares: see ``Objective.shares``. images_per_s: of all workers together. save: writes a checkpoint from which
-    training can resume.
+    shares: see ``Objective.shares``. images_per_s: of all workers. save: writes a checkpoint from which to resume.
     """
 
     epoch: int

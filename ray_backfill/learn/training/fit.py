@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ray_backfill.core.epochs import report
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.job import report
 from ray_backfill.core.plugins import Deferred
 from ray_backfill.core.progress import step
 from ray_backfill.core.stages import finish_stage

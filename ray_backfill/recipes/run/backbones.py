@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ray_backfill.core.epochs import report
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.job import job_name
+from ray_backfill.core.job import job_name, report
 from ray_backfill.core.progress import Task, say, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, write_json
@@ -85,9 +84,8 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overw
     images_per_worker(len(rows), job.classes, training, number_of(workers))  # fail before the workers start
     if begin_stage(folder, key, overwrite):
         return folder
-    name = job_name("train", folder.name)
-    tracked_here = tracked(folder.parents[1], workers.log_to)
-    with tracked_here, session(), task(f"train {title}", unit="steps") as shown, shown_in(shown) as board:
+    name, to_tracker = job_name("train", folder.name), tracked(folder.parents[1], workers.log_to)
+    with to_tracker, session(), task(f"train {title}", unit="steps") as shown, shown_in(shown) as board:
         number, on_gpu = placed(workers)
         if on_gpu:
             check_memory_of_gpus(job, source, len(rows), number)
@@ -191,9 +189,8 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
     objective = all_backbones()[job.kind].objective if job.kind else Classification
     old = OldModel(*load_backbone(job.old)) if job.old else None
     newest = ray.train.get_checkpoint()
-    resume_from = whole_checkpoint(
-        Path(config["folder"], _STORAGE, config["name"]), Path(newest.path) if newest else None
-    )
+    storage = Path(config["folder"], _STORAGE, config["name"])
+    resume_from = whole_checkpoint(storage, Path(newest.path) if newest else None)
     if resume_from:
         history += read_json(resume_from / "history.json")["epochs"]
     device = ray.train.torch.get_device()

@@ -151,11 +151,10 @@ def embed_stage(folder: Path, request: EmbedRequest, actors: EmbedActors, overwr
             since, fed = time.perf_counter(), None
             with closing(Watch()) as watch, task("embed", images, "images", done=images - left) as bar:
                 for row in embedded_parts(_ImageEmbedder, job, [asdict(part) for part in missing], pool, on_gpu):
-                    n_broken = row.pop("broken")
                     works.append(Work(**row))
                     bar.advance(works[-1].images)
-                    watch.count(EMBEDDED, works[-1].images - n_broken)
-                    watch.count(BROKEN, n_broken)
+                    watch.count(EMBEDDED, works[-1].images - works[-1].broken)
+                    watch.count(BROKEN, works[-1].broken)
                     fed = feeding(total(works), job.decoders, on_gpu, job.lent)
                     if fed:
                         bar.note(f"{fed.limit}-bound")
@@ -235,27 +234,26 @@ class _ImageEmbedder:
 
     def __call__(self, part: dict[str, Any]) -> dict[str, Any]:
         try:
-            work, broken = self._make(EmbedPart(**part))
-            return asdict(work) | {"broken": broken, "problem": ""}
+            return asdict(self._make(EmbedPart(**part))) | {"problem": ""}
         except InputError as error:
-            return asdict(Work()) | {"broken": 0, "problem": str(error)}
+            return asdict(Work()) | {"problem": str(error)}
 
-    def _make(self, part: EmbedPart) -> tuple[Work, int]:
-        """Embed a part and write it; returns the work done, and the number of broken images."""
+    def _make(self, part: EmbedPart) -> Work:
+        """Embed a part and write it; returns the work done."""
         decoding, started, started_cpu = DecodeTimes(), time.perf_counter(), time.process_time()
         tables = self._embed(part, decoding)
         embedded, embedded_cpu = time.perf_counter(), time.thread_time()
         for path, table in zip(part.paths(Path(self._job.folder)), tables, strict=True):
             write_parquet(path, table)
-        work = Work(
+        return Work(
             images=len(part),
+            broken=len(part) - len(tables[0]),
             model_s=embedded - started - decoding.wait_s,
             write_s=time.perf_counter() - embedded,
             write_cpu_s=time.thread_time() - embedded_cpu,
             cpu_s=time.process_time() - started_cpu,
             **asdict(decoding),
         )
-        return work, len(part) - len(tables[0])
 
     def _embed(self, part: EmbedPart, decoding: DecodeTimes) -> list[pa.Table]:
         """The tables of a part's files."""
