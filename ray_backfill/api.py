@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ray_backfill.core.errors import InputError, input_error_in, local_path
-from ray_backfill.core.job import JOB
+from ray_backfill.core.job import AT_END, JOB
 from ray_backfill.core.run_lock import locked
 
 if TYPE_CHECKING:
@@ -413,6 +413,7 @@ def _running(out: str | Path | None, command: str, place: Mapping[str, Any], ove
     with ExitStack() as stack:
         to = local_path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
         stack.enter_context(locked(to, "out", command))
+        stack.enter_context(AT_END)
         JOB.update(command=command, out=str(to))
         try:
             yield Context(to, place=ReplayPlace(**place), command=command, overwrite=overwrite)

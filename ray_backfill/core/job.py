@@ -4,13 +4,15 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 # The command, its recipe or data, and the folder of its run, as far as they are known.
 JOB: dict[str, str] = {}
+# Closed when its run ends.
+AT_END = ExitStack()
 # Called with the folder of a training, an epoch (from 1) and its metrics.
 Sink = Callable[[Path, int, Mapping[str, float]], Any]
 _sinks: list[Sink] = []

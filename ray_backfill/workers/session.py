@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import ray
 from ray.job_config import JobConfig
 
 from ray_backfill.core.errors import InputError, Stopped
-from ray_backfill.core.job import JOB, job_name
+from ray_backfill.core.job import AT_END, JOB, job_name
 from ray_backfill.core.progress import detail, say, step
 from ray_backfill.core.secrets import cleaned
 from ray_backfill.workers.gpus import check_gpus
@@ -73,20 +73,27 @@ def session() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    is_own = not os.environ.get("RAY_ADDRESS")
-    with rays_notices_as_lines(), nullcontext() if is_own else watched(watch_cluster):
+    is_own, is_submitted = not os.environ.get("RAY_ADDRESS"), "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    # Ray's dashboard knows only the last connection of a submitted job, and fails to show trainings of others.
+    with nullcontext(AT_END) if is_submitted and "out" in JOB else ExitStack() as stack:
+        stack.enter_context(rays_notices_as_lines())
+        if not is_own:
+            stack.enter_context(watched(watch_cluster))
         with step("start Ray"), _keeping_signal_handlers():
             _start()
-        try:
-            if not is_own:
-                check_versions()
-            if is_own and (out := Path(JOB.get("out", "no run"))).is_dir():
-                write_targets(out / "prometheus_targets.json")
-            with watched(watch_own) if is_own else nullcontext():
-                yield
-        finally:
-            with detail("stop Ray"):
-                ray.shutdown()
+        stack.callback(_stop)
+        if is_own and (out := Path(JOB.get("out", "no run"))).is_dir():
+            write_targets(out / "prometheus_targets.json")
+        if is_own:
+            stack.enter_context(watched(watch_own))
+        else:
+            check_versions()
+        yield
+
+
+def _stop() -> None:
+    with detail("stop Ray"):
+        ray.shutdown()
 
 
 def _start() -> None:

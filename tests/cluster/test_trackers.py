@@ -65,7 +65,7 @@ def in_mlflow(out: Path) -> Epochs:
 
 
 def in_wandb(out: Path) -> Epochs:
-    """Reads LevelDB's log: 7 bytes, then for each record 4 of its checksum, 2 of its length and 1 that says it is whole."""
+    """Reads LevelDB's log: 7 bytes, then records: 4 bytes of checksum, 2 of length, 1 that says it is whole."""
     records = import_module("wandb.proto.wandb_internal_pb2").Record
     epochs: Epochs = defaultdict(lambda: defaultdict(list))
     for file in (out / "wandb").rglob("run-*.wandb"):
@@ -106,7 +106,7 @@ def test_every_epoch_of_every_training_is_there(
             for number, name in enumerate(MAPS):
                 report(out / name, epoch, {"loss": number + 1 / epoch, "items_per_s": 100.0 * epoch})
     assert " goes on without it" not in capsys.readouterr().err
-    wanted = {
+    wanted: Epochs = {
         name: {"loss": [(e, number + 1 / e) for e in (1, 2, 3)], "items_per_s": [(e, 100 * e) for e in (1, 2, 3)]}
         for number, name in enumerate(MAPS)
     }

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import ray
 
-from ray_backfill.core.job import JOB
 from ray_backfill.drill.ray import watch
 from ray_backfill.workers.watch import BROKEN, EMBEDDED, EPOCH, LOSS, TRAINING_RATE, Watch, write_targets
 
@@ -93,6 +92,8 @@ class Run:
     """A run that has trained two backbones and embeds."""
 
     def __init__(self) -> None:
+        from ray_backfill.core.job import JOB  # that of this process: a global of this file is sent as a copy
+
         JOB["out"] = "/runs/scraped"
         self.watch = Watch()
 
