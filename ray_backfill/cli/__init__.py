@@ -41,8 +41,7 @@ def run_job(main: Callable[[], None]) -> None:
             try:
                 main()
             except KeyboardInterrupt as stopped:
-                start = "\n" * sys.stderr.isatty()  # a terminal has already printed ^C
-                print(start + as_line(LINE, "warning"), file=sys.stderr)
+                print("\n" * sys.stderr.isatty() + as_line(LINE, "warning"), file=sys.stderr)  # below a terminal's ^C
                 sys.exit(128 + getattr(stopped, "signal", signal.SIGINT))
             except Exception as error:
                 if (of_user := input_error_in(error)) is None:

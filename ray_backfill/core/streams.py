@@ -16,10 +16,9 @@ from ray_backfill.core.job import as_line
 # What the encoding of a terminal may lack -> the same in ASCII. A minus sign must not be lost.
 _IN_ASCII = {"−": "-", "–": "-", "’": "'", "“": '"', "”": '"', "…": "...", "→": "->", "✓": "yes", "×": "x", "≤": "<="}
 
-_CODE = """import sys
+_CODE = """import sys, datetime as d
 if not sys.stdin.read():
-    from datetime import UTC, datetime
-    print(sys.argv[1].replace("@now", datetime.now(UTC).isoformat(timespec="milliseconds")), file=sys.stderr)"""
+    print(sys.argv[1].replace("@now", d.datetime.now(d.UTC).isoformat(timespec="milliseconds")), file=sys.stderr)"""
 _watchers: list["Popen[str]"] = []
 
 

@@ -77,8 +77,7 @@ def session() -> Iterator[None]:
     # Ray's dashboard knows only the last connection of a submitted job, and fails to show trainings of others.
     with nullcontext(AT_END) if is_submitted and "out" in JOB else ExitStack() as stack:
         stack.enter_context(rays_notices_as_lines())
-        if not is_own:
-            stack.enter_context(watched(watch_cluster))
+        stack.enter_context(nullcontext() if is_own else watched(watch_cluster))
         with step("start Ray"), _keeping_signal_handlers():
             _start()
         stack.callback(_stop)
