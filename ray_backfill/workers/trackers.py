@@ -50,8 +50,8 @@ def _mlflow(out: Path, name: str) -> Iterator[_Log]:
 def _wandb(out: Path, name: str) -> Iterator[_Log]:
     import wandb
 
-    # Its metadata would have the command line with secrets.
-    quiet = wandb.Settings(silent=True, console="off", x_disable_meta=True, disable_git=True, disable_code=True)
+    quiet = {"silent": True, "console": "off", "disable_git": True, "disable_code": True}
+    quiet |= {"x_disable_meta": True, "x_disable_stats": True}  # the command line with secrets, and the machine's load
     with wandb.init(name=f"{out.name}/{name}", dir=out, reinit="create_new", settings=quiet) as run:
         yield lambda metric, value, epoch: run.log({metric: value}, step=epoch)
 
