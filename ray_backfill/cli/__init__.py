@@ -13,6 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 from ray_backfill.core.errors import REMEDIES, InputError, Stopped, input_error_in
+from ray_backfill.core.job import as_line
 from ray_backfill.core.printable import printable
 from ray_backfill.core.secrets import hide_in_logs, hide_in_process_list, learn
 from ray_backfill.core.store_path import path_of
@@ -41,12 +42,12 @@ def run_job(main: Callable[[], None]) -> None:
             try:
                 main()
             except KeyboardInterrupt as stopped:
-                print(f"{chr(10) * sys.stderr.isatty()}{LINE}", file=sys.stderr)  # a terminal has already printed ^C
+                print("\n" * sys.stderr.isatty() + as_line(LINE, "warning"), file=sys.stderr)  # below a terminal's ^C
                 sys.exit(128 + getattr(stopped, "signal", signal.SIGINT))
             except Exception as error:
                 if (of_user := input_error_in(error)) is None:
                     raise
-                print(f"error: {printable(str(of_user))}", file=sys.stderr)
+                print(as_line(f"error: {printable(str(of_user))}"), file=sys.stderr)
                 sys.exit(2)
     finally:
         lost, unsaid = problem_of(sys.stdout), problem_of(sys.stderr)
@@ -54,18 +55,20 @@ def run_job(main: Callable[[], None]) -> None:
             sys.exit(128 + signal.SIGPIPE)
         if lost is not None:
             remedy = REMEDIES.get(lost.errno or 0, "give the command an output that can be written")
-            print(f"error: the output cannot be written: {lost.strerror}; {remedy}", file=sys.stderr)
+            print(as_line(f"error: the output cannot be written: {lost.strerror}; {remedy}"), file=sys.stderr)
             sys.exit(2)
 
 
 def check_process() -> None:
-    """Raises InputError where the libraries would end without a word: little address space, no working directory."""
+    """Raises InputError where the libraries would end without a word, or for a form of lines that is unknown."""
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if 0 <= space < _LEAST_SPACE:
         raise InputError(
             f"this process may use {space / 1e9:.1f} GB of address space, and its libraries need "
             f"{_LEAST_SPACE / 1e9:.1f} GB; raise the limit (ulimit -v)"
         )
+    if (log := os.environ.get("RAY_BACKFILL_LOG", "")) not in ("", "json"):
+        raise InputError(f"RAY_BACKFILL_LOG is {log!r}; set it to json, or unset it")
     try:
         Path.cwd()
     except FileNotFoundError as error:
@@ -147,6 +150,6 @@ def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
     # A live display hides the cursor. No print here: the signal may have interrupted another print.
     start = "\n\x1b[?25h" if os.isatty(2) else ""
     with suppress(OSError):
-        os.write(2, f"{start}{LINE}\n".encode())
+        os.write(2, f"{start}{as_line(LINE, 'warning')}\n".encode())
     all_is_said()
     os._exit(128 + number)

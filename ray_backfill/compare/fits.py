@@ -23,6 +23,7 @@ from ray_backfill.compare.resolve import Comparison, find_left_out
 from ray_backfill.compare.systems import distinct_systems
 from ray_backfill.compare.tables import LeftOut
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.job import reported_to
 from ray_backfill.core.progress import say, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json
@@ -46,6 +47,7 @@ from ray_backfill.learn.training.fit import (
 )
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context, Workers, has_more_than_cpus
+from ray_backfill.workers.trackers import tracked
 
 T = TypeVar("T")
 # The backfill order and the moments of the replay.
@@ -125,7 +127,7 @@ class Trial(MapJob):
         (method,) = find_methods((self.method,))
         split = read_train(self.data, method.models)
         assert split.validation is not None
-        with one_thread(method.is_trained), TemporaryDirectory() as scratch:
+        with one_thread(method.is_trained), TemporaryDirectory() as scratch, reported_to(lambda *epoch: None):
             network, score = Path(scratch) / method.name, None
             begin_stage(network, RunKey("map"))
             fit_map(network, method, train_set(split), self.settings, self.distance, device)
@@ -208,7 +210,7 @@ def fit_on_halves(
         try:
             fitted.append((classes, FittedMaps(fit_stage(*where, context.workers, context.overwrite, tuned))))
         except InputError as error:  # the run does not depend on it
-            say(f"not judged on classes that training has not seen: {error}")
+            say(f"not judged on classes that training has not seen: {error}", "warning")
             return comparison
     return replace(comparison, halves=tuple(fitted))
 
@@ -238,7 +240,8 @@ def _fitted(
     if fits.tune > 1:
         tuned = tune_stage(out / "tuning", folder, methods, fits, evaluation, workers, overwrite)
     settings = chosen(tuned, fits)
-    return fit_stage(out / "maps", folder, methods, fits, evaluation.distance, workers, overwrite, settings), tuned
+    with tracked(out, workers.log_to):
+        return fit_stage(out / "maps", folder, methods, fits, evaluation.distance, workers, overwrite, settings), tuned
 
 
 def fit_stage(

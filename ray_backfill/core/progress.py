@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO, TypeVar
 
+from ray_backfill.core.job import as_line, says_json
 from ray_backfill.core.printable import printable
 from ray_backfill.core.streams import lasting
 
@@ -192,9 +193,9 @@ def is_shown() -> bool:
     return bool(_display.running)
 
 
-def say(line: str) -> None:
-    """Print a line on stderr, above the live display if there is one."""
-    _display.say(line)
+def say(line: str, level: Literal["info", "warning"] = "info") -> None:
+    """Print a line on stderr, above the live display if there is one. level: of a line as JSON."""
+    _display.say(as_line(printable(line), level))
 
 
 @contextmanager
@@ -300,13 +301,14 @@ class Lines(_OnStderr):
     def beat(self, running: Sequence[Task]) -> None:
         visible = _visible(running)
         if visible and time.monotonic() - self._last_s >= self._patience_s:
-            self.tell("; ".join(f"{shown.title}: {shown.status()}" for shown in visible))
+            line, of = "; ".join(f"{shown.title}: {shown.status()}" for shown in visible), visible[0]
+            self.tell(as_line(line, done=of.done, total=of.total, unit=of.unit))
             self._patience_s = min(2 * self._patience_s, LONGEST_HEARTBEAT_S)
 
     def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:
         is_part = closed.kind == "step" and bool(running)  # dozens of methods would be dozens of lines
         if line and not is_part:
-            self.tell(line)
+            self.tell(as_line(line, done=closed.done, total=closed.total, unit=closed.unit))
 
     def tell(self, line: str) -> None:
         super().tell(line)
@@ -421,7 +423,7 @@ class _Display:
     def say(self, line: str) -> None:
         with self._lock:
             output = self._output or self.make_output()
-            output.tell(printable(line))
+            output.tell(line)
             if self._output is None:
                 output.close()
 
@@ -446,7 +448,8 @@ def _shown(state: State) -> Iterator[Task]:
 
 def output_for_stderr() -> Output:
     """Live rows if stderr is a terminal that can redraw them, else lines."""
-    return LiveRows() if sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", None) else Lines()
+    can_redraw = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", None)
+    return LiveRows() if can_redraw and not says_json() else Lines()
 
 
 def _start_anew() -> None:

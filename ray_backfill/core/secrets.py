@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from ray_backfill.core.job import as_line
+
 HIDDEN = "***"
 # Shorter ones would hide words of messages. They are hidden in addresses and behind a name.
 _SHORTEST = 4
@@ -132,7 +134,8 @@ def hide_in_chain(error: BaseException | None) -> None:
 
 
 def _print_traceback(error: Sequence[Any]) -> None:
-    print(without_secrets("".join(traceback.format_exception(*error))), end="", file=sys.stderr)
+    text = without_secrets("".join(traceback.format_exception(*error))).rstrip()
+    print(as_line(text, "error"), file=sys.stderr)
 
 
 def _cleaned_text(text: str) -> str:

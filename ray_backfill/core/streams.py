@@ -11,10 +11,14 @@ from contextlib import contextmanager
 from subprocess import PIPE, Popen
 from typing import Any, TextIO
 
+from ray_backfill.core.job import as_line
+
 # What the encoding of a terminal may lack -> the same in ASCII. A minus sign must not be lost.
 _IN_ASCII = {"−": "-", "–": "-", "’": "'", "“": '"', "”": '"', "…": "...", "→": "->", "✓": "yes", "×": "x", "≤": "<="}
 
-_CODE = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"
+_CODE = """import sys, datetime as d
+if not sys.stdin.read():
+    print(sys.argv[1].replace("@now", d.datetime.now(d.UTC).isoformat(timespec="milliseconds")), file=sys.stderr)"""
 _watchers: list["Popen[str]"] = []
 
 
@@ -74,7 +78,7 @@ def said_if_it_dies(line: str, stderr: int | None = None) -> Iterator[None]:
 
     Cost: one start of Python, some 20 ms.
     """
-    command = [sys.executable, "-ISc", _CODE, line]
+    command = [sys.executable, "-ISc", _CODE, as_line(line, time="@now")]
     watcher = Popen(command, stdin=PIPE, stderr=stderr, text=True, start_new_session=True)  # Ctrl-C does not reach it
     _watchers.append(watcher)
     try:

@@ -1,6 +1,7 @@
 """The actors that embed parts of items, by Ray Data."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -21,6 +22,7 @@ from ray_backfill.encode.kinds import load_model
 from ray_backfill.encode.part import ATTEMPTS, EncodeRequest, Rows, attempt, embed_part
 from ray_backfill.workers.session import embedded_parts, placed, session
 from ray_backfill.workers.settings import EmbedActors, threads_of
+from ray_backfill.workers.watch import BROKEN, EMBEDDED, Watch
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def embed_parts(
     remove_folder(folder / ATTEMPTS)  # of an earlier command
     total = sum(sizes.values())
     left = sum(sizes[path] for _, path in missing)
-    with session(), task("embed", total, f"{request.modality}s", done=total - left) as bar:
+    with session(), closing(Watch()) as watch, task("embed", total, f"{request.modality}s", total - left) as bar:
         number, on_gpu = placed(actors)
         number = min(number, len(missing))
         device = Device("cuda" if on_gpu else "cpu", threads_of(actors), number)
@@ -53,6 +55,8 @@ def embed_parts(
         parts = [{"split": split, "path": str(path)} for split, path in missing]
         for done in embedded_parts(_ItemEmbedder, job, parts, replace(actors, number=number), on_gpu):
             bar.advance(done["items"])
+            watch.count(EMBEDDED, done["items"])
+            watch.count(BROKEN, done["broken"])
             first = min(first, done["began"])
         rate = left / max(time() - first, 1e-9)
     facts = {"actors": number, "items": left, "items_per_s": round(rate, 1), "start_s": round(first - began, 1)}
@@ -84,8 +88,8 @@ class _ItemEmbedder:
                 table = stating(table, self._job.request.identities)
                 write_parquet(folder / f"{split}.parquet" / path.name, table)
         except InputError as error:
-            return {"items": 0, "began": began, "problem": str(error)}
-        return {"items": len(table), "began": began, "problem": ""}
+            return {"items": 0, "broken": 0, "began": began, "problem": str(error)}
+        return {"items": len(table), "broken": len(ids) - len(table), "began": began, "problem": ""}
 
     def _load(self, marks: Path) -> None:
         actor, request, models = ray.get_runtime_context().get_actor_id(), self._job.request, dict[str, Model]()

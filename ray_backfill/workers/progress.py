@@ -7,16 +7,19 @@ the driver polls. Ray's own log forwarding would add every other line that they 
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
+from ray_backfill.core.job import report, reported_to
 from ray_backfill.core.progress import Mirror, State, Task, duration, relay
 from ray_backfill.workers.waiting import answer_within
+from ray_backfill.workers.watch import EPOCH, LOSS, TRAINING_RATE, Watch
 
 # Polling interval of the driver, which is the sending interval of the workers.
 _POLL_S = 0.3
@@ -34,6 +37,7 @@ class _Board:
 
     def __init__(self) -> None:
         self.states: dict[str, list[State]] = {}
+        self.epochs: list[Any] = []
 
     def write(self, sender: str, states: list[State]) -> None:
         self.states[sender] = states
@@ -41,20 +45,30 @@ class _Board:
     def end(self, sender: str) -> None:
         self.states.pop(sender, None)
 
-    def read(self) -> dict[str, list[State]]:
-        """By sender, the earliest first."""
-        return self.states
+    def report(self, *epoch: Any) -> None:
+        self.epochs.append(epoch)
+
+    def read(self, known: int) -> tuple[dict[str, list[State]], list[Any]]:
+        """By sender, the earliest first; and the epochs after those that are known."""
+        return self.states, self.epochs[known:]
 
 
 @contextmanager
 def shown_in(own: Task) -> Iterator[ActorHandle]:
-    """Within the block, show what is sent to the yielded board; an outermost row is shown as ``own``."""
+    """Within the block, show what is sent to the yielded board; an outermost row is shown as ``own``. Report epochs."""
     own.note("starting workers")
     board = _Board.remote()  # type: ignore[attr-defined]
-    stop, mirrors = threading.Event(), _Mirrors(own)
+    stop, mirrors, watch, known = threading.Event(), _Mirrors(own), Watch(), 0
 
     def show() -> None:
-        mirrors.show(answer_within(board.read.remote(), _PATIENCE_S))
+        nonlocal known
+        states, epochs = answer_within(board.read.remote(known), _PATIENCE_S)
+        known += len(epochs)
+        for folder, epoch, metrics in epochs:
+            report(folder, epoch, metrics)
+            for gauge, value in ((EPOCH, epoch), (LOSS, metrics["loss"]), (TRAINING_RATE, metrics["items_per_s"])):
+                watch.set(gauge, value, folder.name)
+        mirrors.show(states)
 
     def poll() -> None:
         while not stop.wait(_POLL_S):
@@ -74,6 +88,7 @@ def shown_in(own: Task) -> Iterator[ActorHandle]:
             with suppress(ray.exceptions.RayError, ConnectionError):
                 show()  # the final state
         mirrors.close(is_finished)
+        watch.close()
         ray.kill(board)
 
 
@@ -121,9 +136,14 @@ class _Mirrors:
             mirror.close(is_finished)
 
 
-def sent_to(board: ActorHandle, is_first: bool) -> AbstractContextManager[None]:
-    """In a worker, within the block: the first worker sends its running rows, the others show nothing."""
-    return relay(partial(board.write.remote, "first worker") if is_first else lambda states: None)
+@contextmanager
+def sent_to(board: ActorHandle, is_first: bool) -> Iterator[None]:
+    """In a worker, within the block: the first worker sends its running rows and epochs, the others show nothing."""
+    with (
+        relay(partial(board.write.remote, "first worker") if is_first else lambda states: None),
+        reported_to(partial(_send_epoch, board) if is_first else lambda *epoch: None),
+    ):
+        yield
 
 
 @contextmanager
@@ -137,7 +157,13 @@ def sent_as_row(board: ActorHandle, sender: str) -> Iterator[None]:
             board.write.remote(sender, [row])
 
     try:
-        with relay(send):
+        with relay(send), reported_to(partial(_send_epoch, board)):
             yield
     finally:
         board.end.remote(sender)
+
+
+def _send_epoch(board: ActorHandle, *epoch: Any) -> None:
+    """Wait until it is there: where it is the last one, this process ends."""
+    with suppress(ray.exceptions.RayError, ConnectionError):
+        answer_within(board.report.remote(*epoch), _PATIENCE_S)

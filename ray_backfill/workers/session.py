@@ -7,19 +7,23 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
+from ray.job_config import JobConfig
 
 from ray_backfill.core.errors import InputError, Stopped
+from ray_backfill.core.job import AT_END, JOB, job_name
 from ray_backfill.core.progress import detail, say, step
+from ray_backfill.core.secrets import cleaned
 from ray_backfill.workers.gpus import check_gpus
 from ray_backfill.workers.settings import EmbedActors, Workers, local_cpus, number_of
 from ray_backfill.workers.versions import check_versions, rays_mismatch_as_line
 from ray_backfill.workers.waiting import answers_at, check_disk, check_room, living_resources
+from ray_backfill.workers.watch import write_targets
 from ray_backfill.workers.watchdog import kill, rays_notices_as_lines, watch_cluster, watch_own, watched
 
 _STARTS = 5
@@ -69,18 +73,26 @@ def session() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    is_own = not os.environ.get("RAY_ADDRESS")
-    with rays_notices_as_lines(), nullcontext() if is_own else watched(watch_cluster):
+    is_own, is_submitted = not os.environ.get("RAY_ADDRESS"), "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    # Ray's dashboard knows only the last connection of a submitted job, and fails to show trainings of others.
+    with nullcontext(AT_END) if is_submitted and "out" in JOB else ExitStack() as stack:
+        stack.enter_context(rays_notices_as_lines())
+        stack.enter_context(nullcontext() if is_own else watched(watch_cluster))
         with step("start Ray"), _keeping_signal_handlers():
             _start()
-        try:
-            if not is_own:
-                check_versions()
-            with watched(watch_own) if is_own else nullcontext():
-                yield
-        finally:
-            with detail("stop Ray"):
-                ray.shutdown()
+        stack.callback(_stop)
+        if is_own and (out := Path(JOB.get("out", "no run"))).is_dir():
+            write_targets(out / "prometheus_targets.json")
+        if is_own:
+            stack.enter_context(watched(watch_own))
+        else:
+            check_versions()
+        yield
+
+
+def _stop() -> None:
+    with detail("stop Ray"):
+        ray.shutdown()
 
 
 def _start() -> None:
@@ -90,7 +102,8 @@ def _start() -> None:
         if not answers_at(address):  # Ray would try for minutes
             raise InputError(f"no Ray answers at RAY_ADDRESS={address}; start its head, or unset the variable")
         with _without_note_of_level(), rays_mismatch_as_line():
-            ray.init(log_to_driver=False, logging_level=logging.WARNING)
+            os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # the dashboard's tab Train
+            ray.init(log_to_driver=False, logging_level=logging.WARNING, job_config=JobConfig(metadata=cleaned(JOB)))
         return
     for name, value in _LOCAL_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -119,6 +132,7 @@ def _start_local() -> None:
                     object_store_memory=500 << 20,
                     log_to_driver=False,
                     logging_level=logging.WARNING,
+                    job_config=JobConfig(metadata=cleaned(JOB)),
                 )
             return
         except Exception as error:  # of no type of its own
@@ -238,6 +252,7 @@ def embedded_parts(
         num_cpus=actors.cpus,
         num_gpus=actors.gpus if on_gpu else 0,
     )
+    finished.set_name(job_name("embed"))
     for row in finished.iter_rows():
         if problem := row.pop("problem"):
             raise InputError(problem)

@@ -3,7 +3,9 @@
 import math
 import os
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from ray_backfill.core.errors import InputError, check_device_name, require_not_negative, require_positive
 from ray_backfill.engine.replay import check_device
@@ -55,10 +57,15 @@ class Workers:
     """Further CPUs, of any node, that decode images for each worker that trains a backbone, and send the pixels."""
     max_failures: int = 3
     """Number of worker failures to recover from, each time from the last checkpoint; 0: none."""
+    log_to: Literal["tensorboard", "mlflow", "wandb"] | None = None
+    """Experiment tracker that also gets each epoch's metrics, of backbones and maps (docs/watching.md)."""
 
     def __post_init__(self) -> None:
         require_positive(self, "workers", "number", "cpus")
         require_not_negative(self, "workers", "max_failures", "decode_cpus")
+        library = "tensorboardX" if self.log_to == "tensorboard" else self.log_to
+        if library and find_spec(library) is None:
+            raise InputError(f"--workers.log-to {self.log_to} needs: python -m pip install {library}")
 
 
 def number_of(processes: EmbedActors | Workers) -> int:

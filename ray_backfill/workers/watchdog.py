@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import ray
 
+from ray_backfill.core.job import as_line
 from ray_backfill.core.progress import say
 from ray_backfill.core.streams import all_is_said, said_if_it_dies
 from ray_backfill.workers.waiting import answers_at
@@ -103,7 +104,7 @@ def watch_cluster(ended: threading.Event, stderr: int) -> None:
 def _end(stderr: int, line: str, others: Sequence[int] = ()) -> None:
     """End the process, and these others. An exception would not reach a main thread that waits for Ray."""
     start = "\n\x1b[?25h" if os.isatty(stderr) else ""  # a live display hides the cursor
-    os.write(stderr, f"{start}{line}\n".encode())
+    os.write(stderr, f"{start}{as_line(line)}\n".encode())
     kill(others)
     all_is_said()
     os._exit(1)
@@ -139,7 +140,7 @@ def rays_notices_as_lines() -> Iterator[None]:
             line = f"{where} of the Ray cluster is short of memory: Ray ended processes on it"
         if line and line not in said:
             said.add(line)
-            say(line)
+            say(line, "warning")
 
     module.print_to_stdstream = tell
     try:

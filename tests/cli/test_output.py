@@ -1,6 +1,7 @@
 """Output that nobody reads or that cannot be written, and files that cannot be written: no traceback."""
 
 import errno
+import json
 import os
 import re
 import resource
@@ -98,6 +99,29 @@ def test_streams_that_are_closed_or_full_stop_no_work(how: str, words: str, data
     if "OUT" in words:
         assert (tmp_path / "out" / "results" / "report.html").exists()
         assert rb.read_results(tmp_path / "out").rows
+
+
+@pytest.mark.full
+def test_every_line_on_stderr_is_an_object_if_that_is_asked_for(data: Path, tmp_path: Path) -> None:
+    asked = os.environ | {"RAY_BACKFILL_LOG": "json"}
+    bug = "import sys, ray_backfill.cli as c; c.run_job(lambda: c.hide_in_logs() or 1 / 0)"
+    for command, code, level in (
+        (["-m", "ray_backfill", "simulate", "--data", data, "--out", tmp_path / "out", "--points", "3"], 0, "info"),
+        (["-m", "ray_backfill", "simulate", "--data", tmp_path / "none", "--out", tmp_path / "out"], 2, "error"),
+        (["-m", "ray_backfill", "simulte"], 2, "error"),
+        (["-c", bug], 1, "error"),
+    ):
+        words = [sys.executable, *map(str, command)]
+        done = subprocess.run(words, env=asked, capture_output=True, text=True, check=False)
+        lines = [json.loads(line) for line in done.stderr.splitlines()]
+        assert done.returncode == code
+        assert lines[-1]["level"] == level
+        assert all(line.keys() >= {"time", "level", "command", "message"} for line in lines)
+    assert "ZeroDivisionError" in lines[-1]["message"]
+    wrong = os.environ | {"RAY_BACKFILL_LOG": "xml"}
+    done = subprocess.run([*COMMAND, "fit"], env=wrong, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "RAY_BACKFILL_LOG" in done.stderr
 
 
 def test_an_unknown_command_ends_with_2_if_nothing_can_be_said() -> None:

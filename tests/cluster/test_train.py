@@ -33,6 +33,7 @@ from ray_backfill.recipes.run import backbones
 from ray_backfill.recipes.run.backbones import BackboneJob, train_backbone_stage
 from ray_backfill.workers.settings import Workers
 from ray_backfill.workers.train import run_ddp
+from tests.cluster.test_trackers import in_tensorboard
 
 IMAGES = landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4)
 BACKBONE = BackboneSettings(dim=8, width=4)
@@ -71,7 +72,7 @@ def test_a_crashed_worker_resumes_from_the_last_epoch(tmp_path: Path, monkeypatc
 
     def train(kind: str, old: Path) -> Path:
         job = BackboneJob("BCT", IMAGES, [0, 1, 3], BACKBONE, TRAINING, kind, old)
-        return train_backbone_stage(tmp_path / "bct", job, Workers(number=2))
+        return train_backbone_stage(tmp_path / "backbones" / "bct", job, Workers(number=2, log_to="tensorboard"))
 
     folder = train("bct", old)
     assert (folder / ".crashed").exists()
@@ -88,6 +89,9 @@ def test_a_crashed_worker_resumes_from_the_last_epoch(tmp_path: Path, monkeypatc
         "model.safetensors",
         ".crashed",
     }
+    epochs = in_tensorboard(tmp_path)["backbones/bct"]
+    assert dict(epochs["loss"]) == {row["epoch"]: pytest.approx(row["loss"], rel=1e-6) for row in manifest["history"]}
+    assert [epoch for epoch, _ in epochs["accuracy"]] == [1, 2, 3], "the tracker goes on where the worker died"
     monkeypatch.setattr(backbones, "run_ddp", None)  # a finished stage starts nothing
     assert train("bct", old) == folder
     with pytest.raises(InputError, match=r"kind: 'bct' there, 'ract' requested"):

@@ -1,5 +1,6 @@
 """What is shown while work runs: lines in a pipe, one live display on a terminal, and what workers send."""
 
+import json
 import pickle
 import re
 import subprocess
@@ -253,6 +254,31 @@ def test_no_row_is_wider_than_the_terminal() -> None:
     rows = [line for part in written.split("\x1b[2K") for line in screen(part) if "━" in line or "… " in line]
     assert rows
     assert all(len(row) <= 60 for row in rows)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_lines_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_BACKFILL_LOG", "json")
+    with task("train", 3, "epochs") as shown:
+        shown.advance()
+        with detail("epoch 2", 46, "steps"):
+            time.sleep(0.5)
+            say("a node died\nof old age", "warning")
+        shown.advance(2)
+    beat, *more = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert beat["message"].startswith("train: 1 of 3 epochs after ")
+    assert [beat[name] for name in ("level", "done", "total", "unit")] == ["info", 1, 3, "epochs"]
+    (warning,) = (line for line in more if line["level"] == "warning")
+    assert (warning["message"], "done" in warning) == ("a node died\nof old age", False)
+    assert [more[-1][name] for name in ("level", "done", "total")] == ["info", 3, 3]
+    assert more[-1]["message"].startswith("train: 3 epochs in ")
+
+
+@pytest.mark.full
+def test_a_terminal_gets_objects_alone_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_BACKFILL_LOG", "json")
+    lines = on_terminal("from ray_backfill.core.progress import task\nwith task('embed', 2): pass", ROOT).splitlines()
+    assert [json.loads(line)["total"] for line in lines] == [2]
 
 
 def test_importing_it_costs_nothing() -> None:

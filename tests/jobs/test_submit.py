@@ -1,10 +1,14 @@
 """The main job through `ray job submit` on a head of its own."""
 
+import json
 import re
 import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -28,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     """The environment of a client of a head with two CPUs, protected by a token, where the default recipe is small."""
     small = {"RAY_BACKFILL_PLUGINS": "tests.jobs._small_landmarks", "PYTHONPATH": str(ROOT)}
     with running_head(tmp_path_factory.mktemp("head"), 2, True, **small) as head:
-        yield head.environment | {"RAY_API_SERVER_ADDRESS": head.dashboard}
+        yield head.environment | {"RAY_API_SERVER_ADDRESS": head.dashboard, "HEAD": head.address}
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +79,39 @@ def test_both_commands_of_the_mission_need_no_option_on_two_cpus(submitted: Path
 def test_they_need_none_for_the_recipe_as_it_is(tmp_path: Path) -> None:
     with running_head(tmp_path, 2) as head:
         run_mission(head.environment | {"RAY_API_SERVER_ADDRESS": head.dashboard}, tmp_path / "run")
+
+
+_DRIVER = """
+from ray_backfill.core.job import JOB
+from ray_backfill.workers.session import session
+import ray
+JOB.update(command="fit", data="postgresql://me:tiger-of-siberia@host/db")
+with session():
+    print(ray.get_runtime_context().get_job_id())"""
+
+
+@pytest.mark.cluster
+def test_the_dashboard_names_what_has_run(submitted: Path, cluster: Environment) -> None:
+    def shown(path: str) -> Any:
+        token = (Path(cluster["HOME"]) / ".ray" / "auth_token").read_text().strip()
+        address = f"{cluster['RAY_API_SERVER_ADDRESS']}/api/{path}"
+        request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    trained = {run["name"]: run["status"] for run in shown("train/v2/runs/v1")["train_runs"]}
+    assert trained == {"landmarks-train-old": "FINISHED", "landmarks-train-new": "FINISHED"}
+    jobs = [job["job_id"] for job in shown("jobs/") if job["job_id"]]
+    data = [of["dataset"] for job in jobs for of in shown(f"data/datasets/{job}")["datasets"]]
+    assert data
+    assert all(name.startswith("landmarks-embed_") for name in data)
+
+    environment = cluster | {"RAY_ADDRESS": cluster["HEAD"]}
+    done = subprocess.run(
+        [sys.executable, "-c", _DRIVER], env=environment, capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    (job,) = (job for job in shown("jobs/") if job["job_id"] == done.stdout.strip())
+    assert job["metadata"] == {"command": "fit", "data": "postgresql://me@host/db"}
 
 
 @pytest.mark.cluster

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ray.actor import ActorHandle
 
 from ray_backfill.compare.fitted import MapJob
+from ray_backfill.core.job import job_name
 from ray_backfill.core.progress import State, Task, task
 from ray_backfill.core.stages import remove_folder
 from ray_backfill.data.folder import EmbeddingFolder
@@ -77,7 +78,7 @@ def train_maps(
             return
         with shown_in(shown) as board:
             config = {"job": jobs[0], "models": tuple(data.vectors), "board": board, "shown": shown.state()}
-            run_ddp(_worker, config, together, "_ray", out)
+            run_ddp(_worker, config, together, job_name("fit", methods[0].name), out / "_ray")
         remove_folder(out / "_ray")
 
 

@@ -29,6 +29,7 @@ from ray_backfill.drill.throttle import P99Controller
 from ray_backfill.drill.traffic import Sender, read_events
 from ray_backfill.workers.settings import number_of
 from ray_backfill.workers.waiting import Deaths, Room
+from ray_backfill.workers.watch import Watch
 
 # Seconds between two adjustments of the rate.
 _CONTROL_S = 3.0
@@ -44,7 +45,6 @@ def run_drill(job: LiveJob) -> None:
     Raises:
         RuntimeError: a shard did not come back, or an answer violated an invariant.
     """
-    watch.write_targets(job.folder / "prometheus_targets.json")
     entries = journal.Journal(job.folder).entries()
     measured = {entry.moment for entry in journal.of_type(entries, journal.CheckpointMeasured)}
     driver = Driver(job)
@@ -179,7 +179,7 @@ class Recorder:
     """
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.journal, self.watch = journal.Journal(folder), watch.Watch(name)
+        self.journal, self.watch = journal.Journal(folder), Watch(watch.METRICS, {"drill": name})
         entries = self.journal.entries()
         self.leg = len(journal.of_type(entries, journal.Started))
         self.before_s = max([e.elapsed_s for e in entries] + read_events(folder).scheduled_s.tolist(), default=0.0)

@@ -18,11 +18,12 @@ from ray_backfill.core.schema import arrow_table
 from ray_backfill.data.write import write_parquet
 from ray_backfill.drill.jobs import LiveJob, TrafficJob
 from ray_backfill.drill.ray.shards import Routed, Router, UnansweredError
-from ray_backfill.drill.ray.watch import LATENCY, QUERIES, RETRIES, Watch
+from ray_backfill.drill.ray.watch import LATENCY, METRICS, QUERIES, RETRIES
 from ray_backfill.drill.tables import EventRow
 from ray_backfill.drill.traffic import Schedule, Sender
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.workers.waiting import answer_of, answers_of, ended
+from ray_backfill.workers.watch import Watch
 
 # Seconds between two writes of events to disk.
 _WRITE_S = 5.0
@@ -40,7 +41,7 @@ class TrafficActor:
     ) -> None:
         self.job, self.router = job, router
         self.backward, self.forward, self.part = backward, forward, part
-        self.watch = Watch(job.name)
+        self.watch = Watch(METRICS, {"drill": job.name})
         self.unwritten: list[EventRow] = []
         self.recent_ms: deque[tuple[float, float]] = deque(maxlen=20_000)
         self.files, self.is_stopped, self.zero = 0, False, 0.0

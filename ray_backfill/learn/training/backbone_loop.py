@@ -59,7 +59,7 @@ class TrainedBackbone:
 class Epoch:
     """Measurements of one epoch over all workers. waited: share of its time that this worker waited for pixels so far.
 
-    shares: see ``Objective.shares``. save: writes a checkpoint from which training can resume.
+    shares: see ``Objective.shares``. images_per_s: of all workers. save: writes a checkpoint from which to resume.
     """
 
     epoch: int
@@ -67,6 +67,7 @@ class Epoch:
     accuracy: float
     waited: float
     shares: Mapping[str, float]
+    images_per_s: float
     save: Callable[[Path], None]
 
 
@@ -119,7 +120,7 @@ def train_backbone(
     shown = shown or Task(State("task", "train"))
     shown.expect(steps * settings.epochs, steps * done)
     for epoch in range(done + 1, settings.epochs + 1):
-        mine = training.begin(epoch, rows, batch)
+        mine, began = training.begin(epoch, rows, batch), time.perf_counter()
         sums = torch.zeros(3, device=device)  # loss, right answers, images
         for step, (step_rows, (pixels, readable)) in enumerate(zip(mine, feed.batches(mine), strict=True)):
             # A broken image has no target and no loss. (It enters the statistics of BatchNorm as a black image, so that
@@ -129,8 +130,9 @@ def train_backbone(
             shown.advance()
         if on_epoch is not None:
             loss, right, seen = gather(sums[None]).sum(0).tolist()
-            waited, seen = feed.times.wait_s / max(time.perf_counter() - started, 1e-9), max(1, seen)
-            on_epoch(Epoch(epoch, loss / seen, right / seen, waited, objective.shares(), training.save))
+            now, seen = time.perf_counter(), max(1, seen)
+            waited, rate = feed.times.wait_s / max(now - started, 1e-9), seen / max(now - began, 1e-9)
+            on_epoch(Epoch(epoch, loss / seen, right / seen, waited, objective.shares(), rate, training.save))
     work = Work(
         images=steps * batch * (settings.epochs - done),
         model_s=time.perf_counter() - started - feed.times.wait_s,

@@ -111,7 +111,7 @@ def own_view(pixels_BCSS: Tensor, settings: Augmentation, ids_B: NDArray[np.int6
 
 @dataclass(frozen=True)
 class Work:
-    """Images processed, and the seconds spent, summed over all threads or actors.
+    """Images processed, broken ones among them, and the seconds spent, summed over all threads or actors.
 
     decode_s: decoding, including waiting for files; decode_cpu_s: its CPU time. wait_s: the model waited for pixels.
     model_s: the model computed. write_s: writing results; write_cpu_s: its CPU time. cpu_s: CPU time of the process.
@@ -119,6 +119,7 @@ class Work:
     """
 
     images: int = 0
+    broken: int = 0
     decode_s: float = 0.0
     decode_cpu_s: float = 0.0
     wait_s: float = 0.0

@@ -6,6 +6,7 @@ A fit checks its data, runs the training and estimates its cost.
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.job import report
 from ray_backfill.core.plugins import Deferred
 from ray_backfill.core.progress import step
 from ray_backfill.core.stages import finish_stage
@@ -358,13 +360,14 @@ def fit_into(
     title: of the method, for the terminal.
     """
     place: Device = Deferred("torch", "device")(device) if isinstance(device, str) else device
-    last_loss, epochs = math.nan, fit.epochs(settings)
+    last_loss, epochs, since = math.nan, fit.epochs(settings), time.monotonic()
     rank, size = Deferred("ray_backfill.learn.models.gather", "rank_and_size")() if fit.is_trained else (0, 1)
     with step(title) as shown:
 
         def on_epoch(epoch: int, loss: float) -> None:
-            nonlocal last_loss
-            last_loss = loss
+            nonlocal last_loss, since
+            last_loss, before, since = loss, since, time.monotonic()
+            report(folder, epoch, {"loss": loss, "items_per_s": len(data) / max(since - before, 1e-9)})
             shown.note(f"epoch {epoch} of {epochs}, loss {loss:.3f}")
 
         fitted = fit.fit(data, settings, distance, place, on_epoch)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.job import job_name, report
 from ray_backfill.core.progress import Task, say, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, remove_folder, write_json
@@ -26,6 +27,7 @@ from ray_backfill.workers.gpus import smallest_gpu
 from ray_backfill.workers.progress import sent_to, shown_in
 from ray_backfill.workers.session import placed, session
 from ray_backfill.workers.settings import Workers, number_of, threads_of
+from ray_backfill.workers.trackers import tracked
 from ray_backfill.workers.train import run_ddp
 
 # Share of the time spent waiting for pixels above which it is reported.
@@ -82,13 +84,14 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overw
     images_per_worker(len(rows), job.classes, training, number_of(workers))  # fail before the workers start
     if begin_stage(folder, key, overwrite):
         return folder
-    with session(), task(f"train {title}", unit="steps") as shown, shown_in(shown) as board:
+    name, to_tracker = job_name("train", folder.name), tracked(folder.parents[1], workers.log_to)
+    with to_tracker, session(), task(f"train {title}", unit="steps") as shown, shown_in(shown) as board:
         number, on_gpu = placed(workers)
         if on_gpu:
             check_memory_of_gpus(job, source, len(rows), number)
         threads, lent = threads_of(workers), workers.decode_cpus
-        config = {"job": job, "folder": str(folder), "threads": threads, "lent": lent, "board": board}
-        facts = run_ddp(_worker, config, replace(workers, number=number), _STORAGE, folder)
+        config = {"job": job, "folder": str(folder), "threads": threads, "lent": lent, "board": board, "name": name}
+        facts = run_ddp(_worker, config, replace(workers, number=number), name, folder / _STORAGE)
     if facts.get("feeding", {}).get("limit") == "decode":
         say(f"train {title}: {facts['feeding']['bottleneck']}")
     if not math.isfinite(facts["history"][-1]["loss"]):
@@ -168,6 +171,7 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
     def on_epoch(epoch: Epoch) -> None:
         metrics = {"epoch": epoch.epoch, "loss": epoch.loss, "accuracy": epoch.accuracy, **epoch.shares}
         history.append(metrics)
+        report(Path(config["folder"]), epoch.epoch, metrics | {"items_per_s": epoch.images_per_s})
         if not is_first:
             ray.train.report(metrics)
             return
@@ -185,7 +189,8 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
     objective = all_backbones()[job.kind].objective if job.kind else Classification
     old = OldModel(*load_backbone(job.old)) if job.old else None
     newest = ray.train.get_checkpoint()
-    resume_from = whole_checkpoint(path_of(config["folder"]) / _STORAGE, Path(newest.path) if newest else None)
+    storage = path_of(config["folder"]) / _STORAGE / config["name"]
+    resume_from = whole_checkpoint(storage, Path(newest.path) if newest else None)
     if resume_from:
         history += read_json(resume_from / "history.json")["epochs"]
     device = ray.train.torch.get_device()

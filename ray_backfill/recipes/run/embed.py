@@ -8,6 +8,7 @@ through Ray. Further views of train images are made from the same decoded pixels
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from ray_backfill.recipes.run.backbones import backbone_identity
 from ray_backfill.workers.decoders import source_for
 from ray_backfill.workers.session import embedded_parts, placed, session
 from ray_backfill.workers.settings import EmbedActors, number_of, threads_of
+from ray_backfill.workers.watch import BROKEN, EMBEDDED, Watch
 
 _BROKEN = b"broken_images"  # metadata of a part: JSON list of [id, reason]
 _Outputs = dict[str, NDArray[Any]]  # of a batch or a part: column -> (B,) or (B, d)
@@ -148,10 +150,12 @@ def embed_stage(folder: Path, request: EmbedRequest, actors: EmbedActors, overwr
             pool, works = replace(actors, number=min(number, len(missing))), list[Work]()
             left = sum(len(part) for part in missing)
             since, fed = time.perf_counter(), None
-            with task("embed", images, "images", done=images - left) as bar:
+            with closing(Watch()) as watch, task("embed", images, "images", done=images - left) as bar:
                 for row in embedded_parts(_ImageEmbedder, job, [asdict(part) for part in missing], pool, on_gpu):
                     works.append(Work(**row))
                     bar.advance(works[-1].images)
+                    watch.count(EMBEDDED, works[-1].images - works[-1].broken)
+                    watch.count(BROKEN, works[-1].broken)
                     fed = feeding(total(works), job.decoders, on_gpu, job.lent)
                     if fed:
                         bar.note(f"{fed.limit}-bound")
@@ -244,6 +248,7 @@ class _ImageEmbedder:
             write_parquet(path, table)
         return Work(
             images=len(part),
+            broken=len(part) - len(tables[0]),
             model_s=embedded - started - decoding.wait_s,
             write_s=time.perf_counter() - embedded,
             write_cpu_s=time.thread_time() - embedded_cpu,

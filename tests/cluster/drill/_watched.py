@@ -14,6 +14,7 @@ from pathlib import Path
 import ray
 
 from ray_backfill.drill.ray import watch
+from ray_backfill.workers.watch import BROKEN, EMBEDDED, EPOCH, LOSS, TRAINING_RATE, Watch, write_targets
 
 
 def beats(folder: Path) -> Iterator[int]:
@@ -25,12 +26,17 @@ def beats(folder: Path) -> Iterator[int]:
         time.sleep(0.02)
 
 
+def drill(name: str) -> Watch:
+    """The writer of a drill's metrics."""
+    return Watch(watch.METRICS, {"drill": name})
+
+
 @ray.remote(num_cpus=0)
 class Driver:
     """Sets the gauges once, and counts items until stopped."""
 
     def __init__(self) -> None:
-        self.watch, self.other = watch.Watch("scraped"), watch.Watch("other")
+        self.watch, self.other = drill("scraped"), drill("other")
 
     def run(self, folder: Path) -> int:
         self.set_other()
@@ -65,7 +71,7 @@ class Sender:
     """Ten requests of two queries are answered per unanswered one; one in five is sent twice."""
 
     def __init__(self) -> None:
-        self.watch = watch.Watch("scraped")
+        self.watch = drill("scraped")
 
     def run(self, folder: Path) -> int:
         retries = 0
@@ -81,6 +87,29 @@ class Sender:
         return retries
 
 
+@ray.remote(num_cpus=0)
+class Run:
+    """A run that has trained two backbones and embeds."""
+
+    def __init__(self) -> None:
+        from ray_backfill.core.job import JOB  # that of this process: a global of this file is sent as a copy
+
+        JOB["out"] = "/runs/scraped"
+        self.watch = Watch()
+
+    def run(self, folder: Path) -> int:
+        for training, epoch in (("old", 3), ("new", 7)):
+            self.watch.set(EPOCH, epoch, training)
+            self.watch.set(LOSS, -epoch / 4, training)
+            self.watch.set(TRAINING_RATE, 100 * epoch, training)
+        self.watch.count(BROKEN, 2)
+        items = 0
+        for _ in beats(folder):
+            self.watch.count(EMBEDDED, 5)
+            items += 5
+        return items
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     for attempt in range(5):
@@ -91,10 +120,10 @@ def main() -> None:
             if attempt == 4:
                 raise
             ray.shutdown()
-    actors = [Driver.remote(), Sender.remote(), Sender.remote()]  # type: ignore[attr-defined]
-    items, *retries = ray.get([actor.run.remote(folder) for actor in actors])
-    watch.write_targets(folder / "targets.json")
-    print(json.dumps({"items": items, "retries": sum(retries)}), flush=True)
+    actors = [Driver.remote(), Run.remote(), Sender.remote(), Sender.remote()]  # type: ignore[attr-defined]
+    items, embedded, *retries = ray.get([actor.run.remote(folder) for actor in actors])
+    write_targets(folder / "targets.json")
+    print(json.dumps({"items": items, "embedded": embedded, "retries": sum(retries)}), flush=True)
     sys.stdin.read()
 
 

@@ -1,4 +1,4 @@
-"""A drill's metrics arrive in a real Prometheus with the documented configuration, and every panel shows them."""
+"""Metrics of drills and runs arrive in a real Prometheus with the documented configuration; every panel shows them."""
 
 import json
 import os
@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from ray_backfill.drill.ray.watch import LATENCY_BUCKETS_S, METRICS
+from ray_backfill.drill.ray.watch import METRICS
+from ray_backfill.workers.watch import LATENCY_BUCKETS_S, RUN_METRICS
 from tests.head import answers, free_port, running_head
 from tests.test_structure import ROOT
 
@@ -28,7 +29,7 @@ Query = Callable[[str], Any]
 
 
 def test_the_board_and_the_page_show_every_metric_and_no_other() -> None:
-    exported = {metric.exported for metric in METRICS}
+    exported = {metric.exported for metric in (*METRICS, *RUN_METRICS)}
     for text in (" ".join(target["expr"] for _, target in TARGETS), with_prefixes(PAGE)):
         shown = {re.sub("_bucket$", "", name) for name in re.findall(r"ray_backfill_\w+", text)}
         assert shown == exported
@@ -58,8 +59,10 @@ def test_the_board_hangs_together() -> None:
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
     for _, target in TARGETS:
         assert target["datasource"]["uid"] == "${datasource}"
-        assert target["expr"].count('{drill="$drill"}') == target["expr"].count("ray_backfill_")
-    assert [variable["name"] for variable in BOARD["templating"]["list"]] == ["datasource", "drill"]
+        is_of_run = any(metric.exported in target["expr"] for metric in RUN_METRICS)
+        chosen = '{run="$run"}' if is_of_run else '{drill="$drill"}'
+        assert target["expr"].count(chosen) == target["expr"].count("ray_backfill_")
+    assert [variable["name"] for variable in BOARD["templating"]["list"]] == ["datasource", "drill", "run"]
 
 
 def test_latency_buckets_rise_from_a_millisecond_to_ten_seconds() -> None:
@@ -97,7 +100,7 @@ def prometheus(folder: Path, targets: Path) -> Iterator[Query]:
 
 def values(query: Query, expression: str, label: str = "") -> dict[str, float]:
     """The current values of an expression, by one of its labels."""
-    expression = expression.replace("$drill", "scraped").replace("$__rate_interval", "60s")
+    expression = re.sub(r"\$(drill|run)", "scraped", expression).replace("$__rate_interval", "60s")
     data = query(f"query?{urllib.parse.urlencode({'query': expression})}")
     return {series["metric"].get(label, ""): float(series["value"][1]) for series in data["result"]}
 
@@ -157,7 +160,12 @@ def test_every_panel_shows_what_was_written(tmp_path: Path) -> None:
                 wait_for(
                     lambda: evaluated(query)["Items written"] == {"items": counted["items"]}, "the last item", drill
                 )
+                wait_for(lambda: evaluated(query)["Items embedded"]["embedded"] == counted["embedded"], "it all", drill)
                 check(evaluated(query))
+                of_board = BOARD["templating"]["list"][2]["query"]["query"]
+                (series,) = re.findall(r"label_values\((.+), run\)", of_board)
+                match = urllib.parse.urlencode({"match[]": series})
+                assert query(f"label/run/values?{match}") == ["scraped"]
                 assert query("label/drill/values?match[]=ray_backfill_progress") == ["other", "scraped"]
                 throttled = values(query, "ray_backfill_throttle_items_per_s", "drill")
                 assert throttled == {"scraped": 700}, "the other drill's limit was lifted"
@@ -182,6 +190,11 @@ def check(shown: dict[str, dict[str, float]]) -> None:
     assert shown["Bytes by partition"] == {"old": 750 * 128, "new": 250 * 256}
     assert shown["Quality"] == {"mAP": 0.41, "CMC@1": 0.5}
     assert shown["Incidents"] == {"actor died": 2, "write failed": 1}
+    assert shown["Epoch"] == {"old": 3, "new": 7}
+    assert shown["Training loss"] == {"old": -0.75, "new": -1.75}
+    assert shown["Training rate"] == {"old": 300, "new": 700}
+    assert shown["Items embedded"]["broken"] == 2
+    assert shown["Embedding rate"]["embedded"] > 0
     rate = shown["Backfill rate"]
     assert (rate["measured"], rate["allowed"]) == (120.5, 700)
     assert rate["written"] > 0
