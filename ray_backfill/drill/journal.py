@@ -7,6 +7,7 @@ incomplete last line is ignored.
 import json
 import math
 import os
+import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -136,6 +137,9 @@ class Journal:
 
     def __init__(self, drill: Path) -> None:
         self.path = drill / "journal.jsonl"
+        # In a store: what is there, as objects cannot be appended to. The throttle adds entries, too.
+        self._there: bytes | None = None
+        self._adding = threading.Lock()
 
     def entries(self) -> list[JournalEntry]:
         """Return all entries before the first that cannot be read, such as an incomplete last line.
@@ -153,10 +157,13 @@ class Journal:
         return entries
 
     def add(self, entry: JournalEntry) -> None:
-        """Append an entry; it is on disk when this returns."""
-        if in_store(self.path):  # objects cannot be appended to
-            before = self.path.read_bytes() if self.path.exists() else b""
-            self.path.write_bytes(before + _line(entry))
+        """Append an entry; it is on disk when this returns. In a store, one journal of a drill at a time adds."""
+        if in_store(self.path):
+            with self._adding:
+                if self._there is None:
+                    self._there = b"".join(map(_line, self.entries()))
+                self.path.write_bytes(self._there + _line(entry))
+                self._there += _line(entry)
             return
         is_new = not self.path.exists()
         make_folder(self.path.parent)

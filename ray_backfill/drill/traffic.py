@@ -121,7 +121,7 @@ class Sender:
             return self.mark(drill).read_text() == str(self.incarnation)
         except FileNotFoundError:
             return False
-        except OSError:
+        except (OSError, InputError):
             return True
 
 

@@ -20,13 +20,16 @@ def run_ddp(
 
     A worker that dies is replaced, and all resume from the last checkpoint, up to ``max_failures`` times.
     name: name of the run; with the same name and storage it resumes from the last reported checkpoint. storage: a
-    folder that all nodes share.
+    folder that all nodes share, or one in a store.
     """
     # They take more than a second to import, and every process that embeds or fits alone imports this module.
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    from ray_backfill.workers.storage import train_storage
+
     number, use_gpu = placed(workers)
+    path, system = train_storage(storage)
     trainer = TorchTrainer(
         function,
         train_loop_config=dict(config),
@@ -38,7 +41,8 @@ def run_ddp(
         ),
         run_config=RunConfig(
             name=name,
-            storage_path=str(storage.absolute()),
+            storage_path=path,
+            storage_filesystem=system,
             checkpoint_config=CheckpointConfig(num_to_keep=2),
             failure_config=FailureConfig(max_failures=workers.max_failures),
             worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads_of(workers))}},

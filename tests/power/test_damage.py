@@ -228,8 +228,8 @@ def test_the_newest_checkpoint_that_is_whole(tmp_path: Path) -> None:
         begin_stage(tmp_path / name, RunKey("checkpoint"))
         (tmp_path / name / "objective.pt").write_bytes(b"weights")
         finish_stage(tmp_path / name)
-    assert whole_checkpoint(tmp_path, tmp_path / "checkpoint_2") == tmp_path / "checkpoint_2"
+    assert whole_checkpoint(tmp_path, "checkpoint_2") == tmp_path / "checkpoint_2"
     empty(tmp_path / "checkpoint_3" / "objective.pt")
-    assert whole_checkpoint(tmp_path, tmp_path / "checkpoint_3") == tmp_path / "checkpoint_2"
+    assert whole_checkpoint(tmp_path, "checkpoint_3") == tmp_path / "checkpoint_2"
     gone(tmp_path / "checkpoint_2" / "objective.pt")
     assert whole_checkpoint(tmp_path, None) == tmp_path / "checkpoint_1"

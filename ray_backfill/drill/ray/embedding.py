@@ -120,7 +120,7 @@ class _OperationEmbedder:
 
     def __call__(self, row: dict[str, int]) -> dict[str, Any]:
         operation = self.plan.operations[row["number"]]
-        if not part_path(self.job.drill, operation.number).exists():
+        if not part_path(self.job.drill, operation.number).is_file():
             models = self.job.old if operation.kind == "rollback" else self.job.new
             what = f"the {len(operation.positions)} items of operation {operation.number}"
             try:
@@ -239,7 +239,7 @@ class PartReports:
 
     def wait_for(self, number: int, meanwhile: Callable[[], None]) -> None:
         """Returns when the operation's file exists. meanwhile: called every second."""
-        while not part_path(self.drill, number).exists():
+        while not part_path(self.drill, number).is_file():
             try:
                 report = self.queue.get(timeout=_LOOK_S)
             except queue.Empty:
@@ -247,7 +247,7 @@ class PartReports:
                 continue
             if isinstance(report, BaseException):
                 raise report
-            if report is None and not part_path(self.drill, number).exists():
+            if report is None and not part_path(self.drill, number).is_file():
                 raise RuntimeError(f"the embedding pipeline ended without the embeddings of operation {number}")
 
 
@@ -276,7 +276,8 @@ class EmbeddingSupervisor:
         """Embed the missing operations in the background for the duration of the block, from ``set_rate`` on."""
         reports = PartReports(self.job.drill)
         remove_folder(self.job.drill / ATTEMPTS)  # of an earlier command
-        missing = [o.number for o in plan.embedded if not part_path(self.job.drill, o.number).exists()]
+        there = set(part_path(self.job.drill, 0).parent.glob("*.parquet"))
+        missing = [o.number for o in plan.embedded if part_path(self.job.drill, o.number) not in there]
 
         self.wanted = min(number_of(self.job.actors), len(missing))
         source = self.job.source

@@ -15,6 +15,7 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_backfill.core.schema import arrow_table
+from ray_backfill.core.store_path import in_store
 from ray_backfill.data.write import write_parquet
 from ray_backfill.drill.jobs import LiveJob, TrafficJob
 from ray_backfill.drill.ray.shards import Routed, Router, UnansweredError
@@ -27,6 +28,8 @@ from ray_backfill.workers.watch import Watch
 
 # Seconds between two writes of events to disk.
 _WRITE_S = 5.0
+# Seconds between two looks whether an actor of a drill in a store may still write.
+_LOOK_S = 2.0
 # Seconds between two looks after the actors while only traffic runs.
 _REST_S = 1.0
 # Seconds that the first answers may take, before any query is due.
@@ -118,8 +121,8 @@ class TrafficActor:
     async def _write_regularly(self) -> None:
         since = time.time()
         while not self.is_stopped:
-            await asyncio.sleep(0.2)
-            if not self.job.sender.may_write(self.job.drill):
+            await asyncio.sleep(0.2 if not in_store(self.job.drill) else _LOOK_S)
+            if not await asyncio.to_thread(self.job.sender.may_write, self.job.drill):
                 self.is_stopped = True
             elif time.time() - since >= _WRITE_S:
                 await self._write()
@@ -128,7 +131,7 @@ class TrafficActor:
     async def _write(self) -> None:
         """Write the events, unless the driver has gone on without this incarnation. Requests go on meanwhile."""
         events, self.unwritten = self.unwritten, []
-        if events and self.job.sender.may_write(self.job.drill):
+        if events and bool(await asyncio.to_thread(self.job.sender.may_write, self.job.drill)):
             file, self.files = self.job.sender.file(self.job.drill, self.files), self.files + 1
             await asyncio.to_thread(write_parquet, file, arrow_table(EventRow, events))
 

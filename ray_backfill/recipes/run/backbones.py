@@ -139,14 +139,14 @@ def backbone_identity(folder: Path) -> dict[str, Any]:
     return read_json(folder / "manifest.json")["settings"] | {"weights": weights}
 
 
-def whole_checkpoint(storage: Path, newest: Path | None) -> Path | None:
+def whole_checkpoint(storage: Path, newest: str | None) -> Path | None:
     """The newest checkpoint of a training that is whole; None if there is none.
 
     Ray does not wait until a checkpoint is on the disk, so a power cut may empty the last ones. storage: their folder.
-    newest: the last one that Ray knows.
+    newest: name of the last one that Ray knows, if any.
     """
-    if newest is not None and is_finished(newest):
-        return newest
+    if newest and is_finished(storage / newest):
+        return storage / newest
     return next((path for path in sorted(storage.glob("checkpoint_*"), reverse=True) if is_finished(path)), None)
 
 
@@ -171,7 +171,7 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
     def on_epoch(epoch: Epoch) -> None:
         metrics = {"epoch": epoch.epoch, "loss": epoch.loss, "accuracy": epoch.accuracy, **epoch.shares}
         history.append(metrics)
-        report(Path(config["folder"]), epoch.epoch, metrics | {"items_per_s": epoch.images_per_s})
+        report(path_of(config["folder"]), epoch.epoch, metrics | {"items_per_s": epoch.images_per_s})
         if not is_first:
             ray.train.report(metrics)
             return
@@ -190,7 +190,7 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
     old = OldModel(*load_backbone(job.old)) if job.old else None
     newest = ray.train.get_checkpoint()
     storage = path_of(config["folder"]) / _STORAGE / config["name"]
-    resume_from = whole_checkpoint(storage, Path(newest.path) if newest else None)
+    resume_from = whole_checkpoint(storage, Path(newest.path).name if newest else None)
     if resume_from:
         history += read_json(resume_from / "history.json")["epochs"]
     device = ray.train.torch.get_device()
