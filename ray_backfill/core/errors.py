@@ -62,7 +62,7 @@ EXTRA_OF = dict.fromkeys(("torch", "transformers", "ray", "faiss"), "cpu") | {
 
 def regular_file(path: Path) -> Path:
     """The path, if a regular file or nothing is there. Raises InputError for pipes and devices, which may not end."""
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if "://" not in str(path) and path.exists() and not path.is_file() and not path.is_dir():  # a store has none
         raise InputError(f"{path} is a pipe or a device; write its content to a file, and give that")
     return path
 

@@ -6,10 +6,11 @@ import stat
 from collections.abc import Generator
 from fnmatch import fnmatchcase
 from pathlib import Path, PosixPath
+from time import time
 from typing import IO, Any, TypeGuard
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.stores import SCHEMES, Bucket, Entry
+from ray_backfill.core.stores import SCHEMES, Bucket, Entry, is_copy
 
 
 def path_of(given: str | Path, or_source: bool = False) -> Path:
@@ -47,8 +48,10 @@ class StorePath(PosixPath):
     Names and sizes come from the store at each question. Whoever opens it, or hands it to a library that opens files
     (``os.fspath``), gets a local copy as new as the object; of a folder, copies of all that is below. Whole files are
     written by ``stages.write_whole``. A folder is there if something is below it. It is plain data: another node
-    makes copies of its own.
+    makes copies of its own. A path that a listing gave opens a copy of what was listed without asking again.
     """
+
+    listed: Entry | None = None
 
     @property
     def bucket(self) -> Bucket:
@@ -62,6 +65,9 @@ class StorePath(PosixPath):
         return f"{self.parts[0]}//{'/'.join(self.parts[1:])}" if self.parts else "."
 
     def __fspath__(self) -> str:
+        if self.listed and is_copy(self.listed, copy := self.bucket.copy_of(self.key)):
+            os.utime(copy, (time(), copy.stat().st_mtime))
+            return str(copy)
         entry = self.bucket.head(self.key)
         if entry is not None:
             return str(self.bucket.fetch([entry])[0])
@@ -105,8 +111,8 @@ class StorePath(PosixPath):
 
     def iterdir(self) -> Generator["StorePath", None, None]:
         folders, entries = self.bucket.children(self.key)
-        keys = sorted({*(folder.rstrip("/") for folder in folders), *(entry.key for entry in entries)})
-        return (self / key.rpartition("/")[2] for key in keys)
+        listed = dict.fromkeys(folder.rstrip("/") for folder in folders) | {entry.key: entry for entry in entries}
+        return (self._of(key, listed[key]) for key in sorted(listed))
 
     def glob(self, pattern: str, **_: Any) -> Generator["StorePath", None, None]:
         """Files below that match, as on a disk; of folders, only those named by a pattern of one part."""
@@ -124,10 +130,12 @@ class StorePath(PosixPath):
 
     def sizes(self) -> dict["StorePath", int]:
         """All files below and their bytes, by one listing."""
-        return {self._of(entry.key): entry.size for entry in self.bucket.below(self.key)}
+        return {self._of(entry.key, entry): entry.size for entry in self.bucket.below(self.key)}
 
-    def _of(self, key: str) -> "StorePath":
-        return StorePath(f"{self.parts[0]}//{self.parts[1]}/{key}")
+    def _of(self, key: str, listed: Entry | None = None) -> "StorePath":
+        path = StorePath(f"{self.parts[0]}//{self.parts[1]}/{key}")
+        path.listed = listed
+        return path
 
     def read_bytes(self) -> bytes:
         return self.bucket.read(self.key)[0]

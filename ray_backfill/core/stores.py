@@ -155,7 +155,7 @@ class Bucket:
     def fetch(self, entries: list[Entry]) -> list[Path]:
         """Local copies of these objects, as new as they are."""
         copies = [self.copy_of(entry.key) for entry in entries]
-        missing = [(entry, to) for entry, to in zip(entries, copies, strict=True) if not _is_copy(entry, to)]
+        missing = [(entry, to) for entry, to in zip(entries, copies, strict=True) if not is_copy(entry, to)]
         n_bytes = sum(entry.size for entry, _ in missing)
         if missing:
             _make_room(n_bytes)
@@ -320,7 +320,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get(CACHE) or Path(platformdirs.user_cache_dir("ray_backfill")) / "objects")
 
 
-def _is_copy(entry: Entry, path: Path) -> bool:
+def is_copy(entry: Entry, path: Path) -> bool:
     """Whether a local file is the content of the object. Its time of change stands for the content."""
     try:
         facts = path.stat()

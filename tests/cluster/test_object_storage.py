@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -65,7 +66,8 @@ def joined(head: Head, folder: Path, address: str) -> Iterator[Node]:
     shutil.copy(Path(head.environment["HOME"]) / ".ray" / "auth_token", folder / "home" / ".ray" / "auth_token")
     command = [str(BIN / "ray"), "start", "--block", f"--address={head.address}", "--num-cpus=1"]
     command += ["--node-ip-address=127.0.0.1", f"--dashboard-agent-listen-port={free_port()}"]
-    command += ["--object-store-memory=100000000", "--disable-usage-stats"]
+    temp_dir = tempfile.mkdtemp(prefix="rb", dir="/tmp")  # sockets lie in it: their paths must be short
+    command += ["--object-store-memory=100000000", "--disable-usage-stats", f"--temp-dir={temp_dir}"]
     log = folder / "node.log"
     with log.open("wb") as written:
         process = psutil.Popen(command, env=environment, cwd=folder / "work", stdout=written, stderr=written)
@@ -80,6 +82,7 @@ def joined(head: Head, folder: Path, address: str) -> Iterator[Node]:
     finally:
         with suppress(psutil.NoSuchProcess):
             node.kill()
+        shutil.rmtree(temp_dir, ignore_errors=True)
 
 
 @dataclass
