@@ -84,7 +84,8 @@ def absolute(option: str, path: Path) -> Path:
     """
     if not path.is_absolute() and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
         raise InputError(
-            f"{option} {path} is relative; a submitted job needs an absolute path on storage that all nodes share"
+            f"{option} {path} is relative; a submitted job needs an absolute path on a disk that all nodes share, or "
+            "s3://bucket/folder"
         )
     try:
         str(path.absolute()).encode()

@@ -48,7 +48,7 @@ class StorePath(PosixPath):
     Names and sizes come from the store at each question. Whoever opens it, or hands it to a library that opens files
     (``os.fspath``), gets a local copy as new as the object; of a folder, copies of all that is below. Whole files are
     written by ``stages.write_whole``. A folder is there if something is below it. It is plain data: another node
-    makes copies of its own. A path that a listing gave opens a copy of what was listed without asking again.
+    makes copies of its own. A path that a listing gave is what was listed: its size, and a copy that is there already.
     """
 
     listed: Entry | None = None
@@ -93,7 +93,7 @@ class StorePath(PosixPath):
         return self.bucket.head(self.key)
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        if (entry := self.entry()) is not None:
+        if (entry := self.listed or self.entry()) is not None:
             return os.stat_result((stat.S_IFREG | 0o644, 0, 0, 1, 0, 0, entry.size, *(3 * [int(entry.modified)])))
         if self.is_dir():
             return os.stat_result((stat.S_IFDIR | 0o755, 0, 0, 1, 0, 0, 0, 0, 0, 0))

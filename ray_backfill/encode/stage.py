@@ -159,9 +159,8 @@ def _recognised(
 
 
 def _missing(folder: Path, request: EncodeRequest) -> list[tuple[str, Path]]:
-    return [
-        (split, path) for split, path in request.parts() if not stages.is_whole(folder / f"{split}.parquet" / path.name)
-    ]
+    whole = set(filter(stages.is_whole, folder.glob("*/*.parquet")))
+    return [(split, path) for split, path in request.parts() if folder / f"{split}.parquet" / path.name not in whole]
 
 
 def _list_broken(folder: Path, parts: list[tuple[str, Path]]) -> list[dict[str, str]]:

@@ -125,7 +125,7 @@ def _measure(
     def read() -> tuple[int, float]:
         began, table = perf_counter(), pq.read_table(part)
         for place in table.to_pylist() if modality == IMAGE else ():
-            with suppress(OSError), Path(place["image"]).open("rb") as file:  # told when it is decoded
+            with suppress(OSError), path_of(place["image"]).open("rb") as file:  # told when it is decoded
                 file.seek(place.get("offset") or 0)
                 file.read(place.get("bytes") or -1)
         return len(table), perf_counter() - began

@@ -16,7 +16,7 @@ def test_a_checkpoint_goes_there_and_back_as_on_a_disk(store: str, tmp_path: Pat
     for name, content in (("a.bin", b"x" * 300_000), ("sub/b.json", b"{}"), ("empty.txt", b"")):
         (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
         (checkpoint / name).write_bytes(content)
-    seen = []
+    seen: list[set[tuple[object, ...]]] = []
     for place in (path_of(store) / "run", tmp_path / "run"):
         root, system = pickle.loads(pickle.dumps(train_storage(place)))
         system = system or fs.LocalFileSystem()

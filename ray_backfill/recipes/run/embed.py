@@ -139,7 +139,8 @@ def embed_stage(folder: Path, request: EmbedRequest, actors: EmbedActors, overwr
     if _holds_more(folder, key) or begin_stage(folder, key, overwrite):
         return folder
     parts = list(request.parts())
-    missing = [part for part in parts if not all(path.exists() for path in part.paths(folder))]
+    there = set(folder.glob("*/*.parquet"))
+    missing = [part for part in parts if not there.issuperset(part.paths(folder))]
     images = sum(len(part) for part in parts)
     facts: dict[str, Any] = {}
     if missing:
