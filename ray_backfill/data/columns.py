@@ -198,7 +198,7 @@ NUMBERS = tuple(name for name, read in COLUMNS.items() if read is as_numbers)
 
 def part_files(path: Path) -> list[Path]:
     """The files of a split, in the order of their names. Raises InputError if there are none."""
-    files = [path] if regular_file(path).is_file() else sorted(path.glob("*.parquet"))
+    files = sorted(regular_file(path).glob("*.parquet")) or [path] * path.is_file()
     if not files:
         raise InputError(f"{path} is missing; it must be a Parquet file or a folder of Parquet parts")
     return files

@@ -9,6 +9,7 @@ import math
 import os
 import threading
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -147,8 +148,10 @@ class Journal:
         Cost: one read of the file.
         """
         entries: list[JournalEntry] = []
-        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
-        for line in filter(None, lines):
+        content = b""
+        with suppress(FileNotFoundError):
+            content = self.path.read_bytes()
+        for line in filter(None, content.split(b"\n")[:-1]):
             try:
                 entry = json.loads(line)
                 entries.append(_BY_KIND[entry.pop("kind")](**entry))

@@ -24,6 +24,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.full]
 
 RECIPE = ["--new.training.epochs", "12", "--embed.part-rows", "20", "--methods", "rm"]
 REPLAY = ["--orders", "classifier_score", "--merges", "raw", "--points", "3"]
+# As typed in the documentation.
+MISSION = re.findall(
+    r"^    ray job submit .* -- \\\n        (python jobs/\S+ --out) s3://bucket/demo$",
+    (ROOT / "docs" / "cluster.md").read_text(),
+    re.MULTILINE,
+)
 SMALL = {"RAY_BACKFILL_PLUGINS": "tests.jobs._small_landmarks", "PYTHONPATH": str(ROOT)}
 
 
@@ -94,14 +100,14 @@ class Cloud:
     nodes: list[Node]
     out: str
 
-    def submit(self, job: str, *arguments: str) -> subprocess.Popen[str]:
+    def submit(self, *entrypoint: str) -> subprocess.Popen[str]:
         environment = self.head.environment | {"RAY_API_SERVER_ADDRESS": self.head.dashboard}
-        words = [str(BIN / "ray"), "job", "submit", "--working-dir", str(ROOT), "--", "python", f"jobs/{job}"]
+        words = [str(BIN / "ray"), "job", "submit", "--working-dir", str(ROOT), "--", *entrypoint]
         pipe = subprocess.PIPE
-        return subprocess.Popen([*words, *arguments], env=environment, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
+        return subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
 
-    def ended(self, job: str, *arguments: str) -> str:
-        return end(self.submit(job, *arguments))
+    def ended(self, *entrypoint: str) -> str:
+        return end(self.submit(*entrypoint))
 
 
 def end(job: "subprocess.Popen[str]") -> str:
@@ -115,6 +121,7 @@ def end(job: "subprocess.Popen[str]") -> str:
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     """Both commands of the mission have run there; a node was lost while it trained."""
     folder = tmp_path_factory.mktemp("nodes")
+    fitting, simulating = (command.split() for command in MISSION)
     with pytest.MonkeyPatch.context() as patched, served("moto", folder) as address:
         bucket = new_bucket(address)
         for name, value in client_variables(address, folder / "reader").items():
@@ -127,13 +134,13 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
             joined(head, folder / "1", address) as first, joined(head, folder / "2", address) as second,
         ):  # fmt: skip
             there = Cloud(f"s3://{bucket}", head, [first, second], f"s3://{bucket}/demo")
-            fit = there.submit("train_mcl.py", "--out", there.out, *RECIPE)
+            fit = there.submit(*fitting, there.out, *RECIPE)
             victim = wait_for_checkpoint(there, fit)
             victim.kill()
             with joined(head, folder / "3", address) as third:
                 end(fit)
-                there.nodes.append(third)
-                there.ended("simulate_gldv2.py", "--out", there.out, *RECIPE, *REPLAY)
+                there.nodes = [node for node in (first, second, third) if node is not victim]
+                there.ended(*simulating, there.out, *RECIPE, *REPLAY)
                 yield there
     open_bucket.cache_clear()
 
@@ -172,15 +179,18 @@ def test_a_lost_node_and_a_store_change_no_byte(cloud: Cloud, on_disk: Path) -> 
     assert not list(path_of(cloud.out).rglob("*checkpoint*")), "checkpoints are deleted at the end"
 
 
-def test_replays_and_drills_over_shards_on_other_nodes(cloud: Cloud) -> None:
-    replayed = f"{cloud.bucket}/replayed"
-    cloud.ended("simulate.py", "--data", f"{cloud.out}/embeddings", "--out", replayed, "--methods", "rm_naive",
-                "--shards", "3", *REPLAY)  # fmt: skip
-    curves = [pd.read_parquet(path_of(place) / "results" / "curves.parquet") for place in (cloud.out, replayed)]
-    one, other = (table[table.method == "old"].reset_index(drop=True) for table in curves)
-    pd.testing.assert_frame_equal(one, other)
+def test_replays_and_drills_over_shards_on_other_nodes(cloud: Cloud, on_disk: Path, tmp_path: Path) -> None:
+    words, replayed = ["--methods", "rm_naive", *REPLAY], f"{cloud.bucket}/replayed"
+    cloud.ended(
+        "python", "jobs/simulate.py", "--data", f"{cloud.out}/embeddings", "--out", replayed, "--shards", "3", *words
+    )
+    here = run("simulate.py", "--data", str(on_disk / "embeddings"), "--out", str(tmp_path), *words)
+    assert here.returncode == 0, here.stderr
+    assert tables(path_of(replayed)) == tables(tmp_path)
     live = ["--live.part-items", "10", "--live.quiet-s", "0", "--live.traffic.warm-up-s", "0", "--live.shards.number"]
-    said = cloud.ended("drill.py", "--out", cloud.out, *RECIPE, "--points", "3", *live, "2", "--actors.number", "1")
+    said = cloud.ended(
+        "python", "jobs/drill.py", "--out", cloud.out, *RECIPE, "--points", "3", *live, "2", "--actors.number", "1"
+    )
     assert "Live quality equals the replayed curve at all 3 checkpoints" in said
     quality = pd.read_parquet(path_of(cloud.out) / "live" / "quality.parquet")
     assert len(quality)
@@ -188,11 +198,12 @@ def test_replays_and_drills_over_shards_on_other_nodes(cloud: Cloud) -> None:
 
 
 def test_nodes_share_nothing_but_the_bucket(cloud: Cloud) -> None:
-    folders = [cloud.nodes[0].folder.parent / str(number) for number in range(4)]
-    for folder in folders:
+    every = cloud.nodes[0].folder.parent
+    for folder in (every / str(number) for number in range(4)):
         assert not list((folder / "work").iterdir()), "no file in a working folder"
         names = [path.name for place in ("home", "tmp") for path in (folder / place).rglob("*")]
         assert not re.search("part-0|manifest|safetensors", " ".join(names))
-    copies = [Node(folder, psutil.Process()).copies() for folder in folders]
+    copies = [node.copies() for node in (Node(every / "0", psutil.Process()), *cloud.nodes)]
+    assert len(copies) == 3
     assert all(copies), "every node has read the bucket"
     assert len(set(map(frozenset, copies))) == len(copies), "to each its own"
