@@ -125,7 +125,7 @@ def replaced_whole(folder: Path, ours: Collection[str]) -> Iterator[Path]:
             remove_folder(new)
         raise
     if in_store(new):
-        (new / COMPLETE).write_text("all files are here")
+        (new / COMPLETE).write_text("")
     else:
         put_in_place(new, folder)
     settle(folder, ours)
@@ -139,7 +139,7 @@ def put_in_place(new: Path, folder: Path) -> None:
     """
     _, old = _beside(folder)
     if in_store(folder) and in_store(new):
-        (new / COMPLETE).write_text("all files are here")
+        (new / COMPLETE).write_text("")
         _settle_in_store(new, folder, None)
         return
     if folder.exists():

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from hashlib import blake2b
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode
@@ -84,7 +84,7 @@ class Bucket:
                 return None
 
     def below(self, key: str) -> list[Entry]:
-        """All objects below a folder, sorted by key; empty ones without a suffix mark a folder in other clients."""
+        """All objects below a folder, sorted by key; empty ones without a dot are folders to other clients."""
         import obstore
 
         with self._asking(key):
@@ -94,7 +94,7 @@ class Bucket:
             except FileNotFoundError as error:
                 self._refuse_if_missing(error)
                 return []
-        files = (entry for entry in entries if entry.key != key and (entry.size or PurePosixPath(entry.key).suffix))
+        files = (entry for entry in entries if entry.key != key and (entry.size or "." in entry.key.rpartition("/")[2]))
         return sorted(files, key=lambda entry: entry.key)
 
     def children(self, key: str) -> tuple[list[str], list[Entry]]:

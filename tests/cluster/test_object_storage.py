@@ -16,6 +16,8 @@ import pytest
 
 from ray_backfill.core.store_path import path_of
 from ray_backfill.core.stores import open_bucket
+from tests.cluster.drill._drill import write_folder
+from tests.command import Command
 from tests.head import BIN, Head, free_port, running_head
 from tests.jobs.conftest import ROOT, run
 from tests.object_store import client_variables, new_bucket, served
@@ -195,6 +197,18 @@ def test_replays_and_drills_over_shards_on_other_nodes(cloud: Cloud, on_disk: Pa
     quality = pd.read_parquet(path_of(cloud.out) / "live" / "quality.parquet")
     assert len(quality)
     assert (quality.live == quality.exact).all()
+
+
+def test_a_forecast_over_shards_on_other_nodes(cloud: Cloud, tmp_path: Path, command: Command) -> None:
+    data, out = write_folder(tmp_path / "data"), {"store": f"{cloud.bucket}/early", "disk": str(tmp_path / "early")}
+    for file in data.iterdir():
+        (path_of(cloud.bucket) / "data" / file.name).write_bytes(file.read_bytes())
+    words = ["--methods", "rm_naive", "procrustes_query", "--points", "3", "--out"]
+    for folder in (str(data), f"{cloud.bucket}/data"):
+        assert command("sample", folder, "--budget", 200).code == 0
+    cloud.ended("python", "jobs/forecast.py", f"{cloud.bucket}/data", "--shards", "2", *words, out["store"])
+    assert command("forecast", data, *words, out["disk"]).code == 0
+    assert tables(path_of(out["store"])) == tables(Path(out["disk"]))
 
 
 def test_nodes_share_nothing_but_the_bucket(cloud: Cloud) -> None:
