@@ -1,8 +1,10 @@
 """A journal survives a driver that dies while it writes, and its entries are read back unchanged."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ray_backfill.core.store_path import path_of
 from ray_backfill.drill.journal import (
     ENTRIES,
     Applied,
@@ -75,3 +77,12 @@ def test_a_journal_with_only_an_incomplete_line_is_empty(tmp_path: Path) -> None
     assert journal.entries() == []
     journal.add(Finished(1.0))
     assert journal.entries() == [Finished(1.0)]
+
+
+def test_a_journal_in_a_store_keeps_what_two_threads_add(store: str) -> None:
+    drill = path_of(store) / "drill"
+    Journal(drill).add(Finished(0.0))
+    (journal := Journal(drill)).add(Finished(1.0))  # another driver
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda second: journal.add(Incident(second, "what", "detail")), range(2, 22)))
+    assert sorted(entry.elapsed_s for entry in Journal(drill).entries()) == list(range(22))
