@@ -6,22 +6,29 @@ writes only there, and what a step wrote is compared with what it wrote on the d
 
 import json
 import os
+import pickle
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import obstore
 import pyarrow.parquet as pq
 import pytest
 
 import ray_backfill as rb
+from ray_backfill.api import _running
+from ray_backfill.core.copies import cache_folder
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.store_path import in_store, path_of
 from ray_backfill.core.stores import open_bucket
-from ray_backfill.encode.items import SPLITS, ItemSettings
+from ray_backfill.encode.items import SPLITS, ItemSettings, ItemSources
+from ray_backfill.encode.stage import embed_two
+from ray_backfill.images.listing import list_images
 from tests.command import Command, Ended
 from tests.images.datasets._pictures import plain
 from tests.object_store import client_variables, new_bucket
@@ -133,7 +140,8 @@ STEPS: dict[str, tuple[str | Callable[[Path], None], tuple[str, ...]]] = {
     "simulate arrays": (
         "simulate --old-gallery {root}/gallery_old.npy --new-gallery {root}/gallery_new.npy "
         "--old-queries {root}/queries_old.npy --new-queries {root}/queries_new.npy --gallery-labels "
-        f"{{root}}/gallery_label.npy --query-labels {{root}}/queries_label.npy --points 3 {METHODS} --out {{root}}/arrays",
+        f"{{root}}/gallery_label.npy --query-labels {{root}}/queries_label.npy --points 3 {METHODS} "
+        "--out {root}/arrays",
         ("arrays",),
     ),
     "simulate --judge": (f"{SIMULATE} --out {{root}}/unused --judge {{root}}/asked.csv", ("asked.csv",)),
@@ -214,7 +222,7 @@ class World:
         """Bytes as they are; JSON without times, and with one name for the root."""
         if name.endswith(".json"):
             text = data.decode().replace(str(self.root), "ROOT")
-            return {key: value for key, value in json.loads(text, object_hook=_without_times).items()}
+            return json.loads(text, object_hook=_without_times)
         if name.endswith("README.md"):
             return data.replace(str(self.root).encode(), b"ROOT")
         if name.endswith("SHA256SUMS"):  # all but those of files that name the run
@@ -265,3 +273,117 @@ def said(ended: Ended, world: World) -> str:
     """What a command printed, without times and the width of its columns."""
     text = re.sub(r"[\s\u2500-\u257f]+", " ", ended.out)
     return re.sub(r"\d+(\.\d+)? ?(s|ms|min)\b", "", text.replace(str(world.root), "ROOT"))
+
+
+@pytest.mark.parametrize("recipe", ["image_folder", "manifest"])
+def test_images_of_recipes_are_the_same(recipe: str, store_world: World, disk: World, command: Command) -> None:
+    """A folder is listed by the store, and images are read one by one: no copies are made."""
+    opened = {}
+    for world in (store_world, disk):
+        world.command = command
+        world.after("inputs")
+        root = str(world.root / "images") + ("/list.csv" if recipe == "manifest" else "")
+        module = import_module(f"ray_backfill.images.datasets.{recipe}")
+        source = module.open_images(module.Settings(root=root, image_size=8))
+        rows = np.arange(len(source.items("gallery")))
+        pixels = source.read("gallery", rows)
+        assert not pixels.broken
+        opened[world.root] = (source.names("gallery", rows), pixels.pixels_BSSC.tolist(), vars(source.items("train")))
+        assert source.fingerprint() == module.open_images(module.Settings(root=root, image_size=8)).fingerprint()
+    assert str(opened[store_world.root]) == str(opened[disk.root])
+    assert not list(cache_folder().rglob("*.png"))
+
+
+def test_another_image_is_noticed(store_world: World, command: Command) -> None:
+    store_world.command = command
+    store_world.after("inputs")
+    root = store_world.root / "copy"
+    for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png", ".hidden/1.png", "b/notes.txt"):
+        (root / name).write_bytes(plain((1, 2, 3)))
+    before = list_images(str(root))
+    assert [before.name(i) for i in range(len(before))] == ["a/1.png", "a/2.png", "b/1.png", "b/2.png"]
+    assert before.remote
+    assert pickle.loads(pickle.dumps(before)).read(0) == plain((1, 2, 3))
+    digest = before.digest()
+    (root / "b/2.png").write_bytes(plain((1, 2, 4)))  # as long
+    assert list_images(str(root)).digest() != digest
+    (root / "empty/notes.txt").write_bytes(b"")
+    with pytest.raises(InputError, match=rf"empty class in {root}: no images in 'empty'"):
+        list_images(str(root))
+
+
+# A file that is damaged or missing, and the command that meets it.
+DAMAGED = {
+    "bad/gallery.parquet": "simulate --data {root}/bad --out {root}/unused",
+    "bad/gallery.parquet/": "doctor {root}/bad",
+    "bad.yaml": "simulate --data {root}/data --service {root}/bad.yaml --out {root}/unused",
+    "bad_fleet.yaml": "plan {root}/data --fleet {root}/bad_fleet.yaml",
+    "bad.npy": "simulate --old-gallery {root}/bad.npy --new-gallery {root}/gallery_new.npy --out {root}/unused",
+    "bad.csv": "import --gallery {root}/bad.csv --out {root}/unused",
+    "bad.faiss": "import --gallery {root}/bad.faiss --out {root}/unused",
+    "bad.tar": "embed --old python:tests.power._models:old --new python:tests.power._models:new "
+    "--images {root}/bad.tar --out {root}/unused",
+    "qrels.bin": "simulate --data {root}/data --truth qrels {root}/qrels.bin --out {root}/unused",
+}
+
+
+@pytest.mark.parametrize("file", DAMAGED)
+def test_errors_name_addresses(file: str, store_world: World, command: Command) -> None:
+    store_world.command = command
+    store_world.after("inputs")
+    path = store_world.root / file.rstrip("/")
+    path.write_bytes(b"\xff\x00PAR1 no such thing" * 9)
+    ended = command(*(word.format(root=store_world.root) for word in DAMAGED[file].split()))
+    if file != "bad/gallery.parquet/":  # the doctor's findings
+        assert ended.code == 2
+        assert ended.err.startswith("error: ")
+        assert ended.err.count("\n") == 1
+    assert str(cache_folder()) not in ended.out + ended.err
+    assert not re.search(r"\bs3:/(?!/)", ended.out + ended.err)
+    assert file.startswith("bad_fleet") or str(path).replace(" ", "") in (ended.out + ended.err).replace(" ", "")
+
+
+def test_what_a_resumed_embedding_reads(store_world: World, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another machine, where nothing is copied: the ends of finished parts, which say how many rows they have."""
+    store_world.command = command
+    store_world.after("inputs")
+    weights = np.random.default_rng(0).normal(size=(2, 256, 384)).astype(np.float32)
+    models = {}
+    for name, weight in zip(("old", "new"), weights, strict=True):
+
+        def model(texts: Sequence[str], weight: Any = weight) -> Any:
+            return np.array([weight[np.frombuffer(text.encode(), np.uint8)].sum(0) for text in texts])
+
+        model.__qualname__ = name
+        models[name] = model
+    texts = store_world.root.parent / "many.jsonl"
+    texts.write_text("".join(json.dumps({"id": row, "text": f"text {row}"}) + "\n" for row in range(6000)))
+    out = store_world.root / "read_again"
+
+    def embed() -> None:
+        settings, sources = ItemSettings(part_rows=1000), ItemSources("text", str(texts))
+        with _running(out, "rb.embed(...)", {}, False) as context:
+            embed_two(context, models, sources, settings)
+
+    embed()
+    assert in_store(out)
+    sizes = out.sizes()
+    last = max(path for path in sizes if "embeddings/gallery" in str(path))
+    last.unlink()
+    monkeypatch.setenv("RAY_BACKFILL_CACHE", str(Path(cache_folder()).with_name("another machine")))
+    real, bytes_of = obstore.get, dict[str, int]()
+
+    def get(store: Any, key: str, **more: Any) -> Any:
+        got = real(store, key, **more)
+        bytes_of[key] = bytes_of.get(key, 0) + got.range[1] - got.range[0]
+        return got
+
+    monkeypatch.setattr(obstore, "get", get)
+    embed()
+    embedded = {path.key: size for path, size in sizes.items() if "/part-" in str(path) and path != last}
+    again = sum(bytes_of.get(key, 0) for key in embedded)
+    print(f"{again:,} of {sum(embedded.values()):,} bytes: {again / sum(embedded.values()):.2%}")
+    assert again <= 0.01 * sum(embedded.values())
+    assert {path: size for path, size in out.sizes().items() if "manifest" not in path.name} == {
+        path: size for path, size in sizes.items() if "manifest" not in path.name
+    }

@@ -111,6 +111,14 @@ class Bucket:
             got = obstore.get(open_bucket(self), key)
             return bytes(got.bytes()), _entry(got.meta)
 
+    def tail(self, key: str, n_bytes: int) -> bytes:
+        """The last bytes of an object, all if it has fewer. Raises FileNotFoundError if there is none."""
+        import obstore
+
+        with self._asking(key):
+            last: Any = {"range": {"suffix": n_bytes}}
+            return bytes(obstore.get(open_bucket(self), key, options=last).bytes())
+
     def put(self, key: str, content: bytes | Path, mode: Any = "overwrite") -> str:
         """Write an object; returns its mark. mode: "create": only if there is none; {"e_tag": mark}: only if it is
         still the one of this mark.

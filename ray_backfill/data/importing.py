@@ -26,6 +26,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.memory import room_for
 from ray_backfill.core.progress import say, task, track
 from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.schema import footers
 from ray_backfill.core.stages import (
     OtherSettingsError,
     begin_stage,
@@ -458,7 +459,7 @@ def _finish(unfinished: Path, path: Path, left_out: Sequence[tuple[str, str]]) -
     for note in (*unfinished.glob("part-*.json"), *unfinished.glob(".*.json")):
         note.unlink()
     parts = sorted(unfinished.glob("part-*.parquet"))
-    rows = {part.name: pq.read_metadata(part).num_rows for part in parts}
+    rows = {part.name: footer.num_rows for part, footer in zip(parts, footers(parts), strict=True)}
     if not sum(rows.values()):
         raise BrokenRowsError(f"nothing is left of {path.name}: every row is broken")
     facts: dict[str, dict[str, Any]] = {}

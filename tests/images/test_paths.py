@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -15,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from ray_backfill.core import stores as stores_module
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stores import open_system
 from ray_backfill.data.sources import open_source
@@ -141,7 +139,7 @@ def test_public_buckets_of_google_are_asked_without_credentials(monkeypatch: pyt
             asked.append(uri)
             return None, "bucket"
 
-    monkeypatch.setattr(stores_module, "fs", SimpleNamespace(FileSystem=Systems))
+    monkeypatch.setattr(fs, "FileSystem", Systems)
     open_system("gs://bucket?anonymous=true")
     open_system("gs://bucket")
     assert asked == ["gs://anonymous@bucket", "gs://bucket"]

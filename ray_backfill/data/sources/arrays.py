@@ -110,7 +110,8 @@ def _arrow(column: _Column, first: int, last: int) -> pa.Array:
 
 
 def _is_arrays(text: str) -> bool:
-    return "://" not in re.sub(r"(?<![^,=])(s3|gs)://", "", text) and all(p.endswith(_SUFFIXES) for p in text.split(","))
+    of_a_disk = re.sub(r"(?<![^,=])(s3|gs)://", "", text)
+    return "://" not in of_a_disk and all(part.endswith(_SUFFIXES) for part in text.split(","))
 
 
 SOURCES = (SourceKind("arrays", "id=ids.npy,old=old.npy,new=new.npy, vectors.npz, index.faiss", _is_arrays, _open),)
