@@ -358,7 +358,7 @@ def open_system(uri: str) -> "tuple[fs.FileSystem, str]":
     base, _, query = uri.partition("?")
     scheme, _, place = base.partition("://")
     if scheme == "file":
-        return fs.FileSystem.from_uri(uri)  # type: ignore[no-any-return]
+        return fs.FileSystem.from_uri(uri)
     bucket, slash, key = place.rstrip("/").partition("/")
     options = dict(parse_qsl(query, keep_blank_values=True))
     if options.pop("anonymous", "false").lower() == "true":

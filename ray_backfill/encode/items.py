@@ -369,8 +369,8 @@ def _image_table(given: str, settings: ItemSettings) -> pa.Table:
             raise InputError(f"none of the files that {given} lists exist, such as {files[0]}")
         ids_and_labels = {column: table[column] for column in ("id", "label") if column in table.column_names}
         return pa.table({"id": ids_and_labels.pop("id", pa.array(listed)), "image": pa.array(files)} | ids_and_labels)
-    files = root.sizes() if in_store(root) else (path for path in root.rglob("*") if path.is_file())
-    paths = sorted(path for path in files if path.suffix.lower() in _SUFFIXES)
+    below = root.sizes() if in_store(root) else (path for path in root.rglob("*") if path.is_file())
+    paths: list[Path] = sorted(path for path in below if path.suffix.lower() in _SUFFIXES)
     names = [path.relative_to(root) for path in paths]
     names = [name for name in names if not any(part.startswith(".") for part in name.parts)]  # of other programs
     if not names and (shards := sorted(root.glob("*.tar"))):

@@ -5,7 +5,7 @@ what determines both models: hashes of weights and configuration, and the option
 fixed probes are kept in probes.json, and every actor compares its own model with them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from ray_backfill.data.words import OF_MODELS, write_words
 from ray_backfill.data.write import write_parquet
 from ray_backfill.encode.bill import bill, estimate
 from ray_backfill.encode.encoder import Device, Model, same_model
-from ray_backfill.encode.items import SPLITS, ItemSettings, ItemSources, items_fingerprint, write_items
+from ray_backfill.encode.items import ItemSettings, ItemSources, items_fingerprint, write_items
 from ray_backfill.encode.kinds import load_model
 from ray_backfill.encode.models.python import model_of
 from ray_backfill.encode.part import ATTEMPTS, EncodeRequest, Rows, broken_in, embed_part
@@ -161,12 +161,12 @@ def _recognised(
 
 
 def _missing(folder: Path, request: EncodeRequest) -> list[tuple[str, Path]]:
-    made = {split: folder / f"{split}.parquet" for split in SPLITS}
-    sizes = folder.sizes() if in_store(folder) else None  # one listing, in place of a question for each part
-    return [
-        (split, path) for split, path in request.parts()
-        if not (stages.is_whole(made[split] / path.name) if sizes is None else sizes.get(made[split] / path.name))
-    ]  # fmt: skip
+    made = {part: folder / f"{part[0]}.parquet" / part[1].name for part in request.parts()}
+    if in_store(folder):  # one listing, in place of a question for each part
+        whole: Collection[Path] = {file for file, size in folder.sizes().items() if size}
+    else:
+        whole = set(filter(stages.is_whole, made.values()))
+    return [part for part, file in made.items() if file not in whole]
 
 
 def _list_broken(folder: Path, splits: Sequence[str], made: Sequence[FileMetaData]) -> list[dict[str, str]]:

@@ -126,8 +126,8 @@ def walk(root: Path, tops: list[str]) -> Iterator[tuple[str, list[str]]]:
     """
     if in_store(root):
         images: dict[str, list[str]] = {}
-        for entry in (entry for top in tops for entry in root.bucket.below((root / top).key)):
-            folder, _, name = entry.key[len(root.key) :].lstrip("/").rpartition("/")
+        for key in (entry.key for top in tops for entry in root.bucket.below((root / top).key)):
+            folder, _, name = key[len(root.key) :].lstrip("/").rpartition("/")
             if not any(map(is_hidden, (*folder.split("/"), name))):
                 images.setdefault(folder, []).extend([name] if name.lower().endswith(SUFFIXES) else [])
         yield from images.items()

@@ -155,7 +155,12 @@ def test_a_killed_process(name: str, seed: int, place: Place, monkeypatch: pytes
         monkeypatch.setattr(run_lock, "_GONE_S", 1.0)
     monkeypatch.setenv("RAY_BACKFILL_CACHE", str(place.local / f"other-{name}{seed}"))
     put, real = set[str](), Bucket.put
-    monkeypatch.setattr(Bucket, "put", lambda self, key, *more: put.add(key) or real(self, key, *more))
+
+    def noted(self: Bucket, key: str, *more: Any) -> str:
+        put.add(key)
+        return real(self, key, *more)
+
+    monkeypatch.setattr(Bucket, "put", noted)
     RUNS[name][0](place.root, place.local, out)
     after = _objects(out)
     print(f"{name} {seed}: {len(before)} objects when killed, {len(safe)} of them finished, {len(put)} made then")
