@@ -52,8 +52,8 @@ RUNS: dict[str, tuple[Callable[[StorePath, Path, StorePath], None], str]] = {
     "embed": (embed, r"/(items|embeddings)/\w+\.parquet/part-\d+\.parquet$"),
     "import": (import_vectors, r"/part-\d+\.json$"),
 }
-# Twenty kills; the first of each command are in every suite.
-KILLS = [(name, seed) for name, number in (("simulate", 7), ("embed", 7), ("import", 6)) for seed in range(number)]
+# Ten kills on each of two servers; the first of each command are in every suite.
+KILLS = [(name, seed) for name, number in (("simulate", 3), ("embed", 4), ("import", 3)) for seed in range(number)]
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,14 @@ def _calm(name: str, place: Place) -> tuple[dict[str, object], float]:
 @pytest.mark.parametrize(
     ("name", "seed"), [pytest.param(*kill, marks=[pytest.mark.full] * (kill[1] > 0)) for kill in KILLS]
 )
-def test_a_killed_process(name: str, seed: int, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_process(
+    name: str, seed: int, place: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = request.node.callspec.params["s3_server"]
     expected, seconds = _calm(name, place)
     out = place.root / f"{name}{seed}"
     process = _started(name, place, out, f"killed-{name}{seed}")
-    time.sleep(random.Random(f"{name} {seed}").uniform(0, seconds))
+    time.sleep(random.Random(f"{name} {seed} {server}").uniform(0, seconds))
     process.kill()
     process.join(60)
     before = _objects(out)
@@ -163,7 +166,9 @@ def test_a_killed_process(name: str, seed: int, place: Place, monkeypatch: pytes
     monkeypatch.setattr(Bucket, "put", noted)
     RUNS[name][0](place.root, place.local, out)
     after = _objects(out)
-    print(f"{name} {seed}: {len(before)} objects when killed, {len(safe)} of them finished, {len(put)} made then")
+    print(
+        f"{server} {name} {seed}: {len(before)} objects when killed, {len(safe)} of them finished, {len(put)} made then"
+    )
     assert _content(out) == expected
     assert not [key for key in after if LEFTOVER.search(key)]
     said = ("/manifest.json", "/.key.json")  # a manifest may get facts, such as seconds
