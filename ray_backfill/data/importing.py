@@ -30,6 +30,7 @@ from ray_backfill.core.schema import footers
 from ray_backfill.core.stages import (
     OtherSettingsError,
     begin_stage,
+    complete,
     damaged_files,
     finish_stage,
     other_settings,
@@ -41,6 +42,7 @@ from ray_backfill.core.stages import (
     write_json,
     write_whole,
 )
+from ray_backfill.core.store_path import in_store
 from ray_backfill.data.columns import COLUMNS, MODELS, TEXT, in_words, is_text, plain_type
 from ray_backfill.data.folder import left_out_file
 from ray_backfill.data.identity import Identities, as_identities, one_model_each, stating
@@ -129,12 +131,15 @@ def import_split(
     key = RunKey("import", asked)
     unfinished, replaced = (path.with_name(f".{path.name}.{state}") for state in ("unfinished", "old"))
     # The process may have died while ``_finish`` put the split in its place.
+    complete(unfinished, path)
     if replaced.exists() and not path.exists():
         replaced.rename(path)
     remove(replaced)
     if (unfinished / _MANIFEST).exists():
         (unfinished / _MANIFEST).rename(unfinished / "manifest.json")
     if _is_there(path, key, overwrite):
+        if in_store(path):
+            remove_folder(unfinished)
         say(f"{path} is there already, imported from the same sources")
         for name in (source.name for source in sources if not source.tells_changes):
             say(f"note: {name} does not tell whether its vectors have changed since; --overwrite imports them again")

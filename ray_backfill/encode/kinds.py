@@ -55,7 +55,7 @@ def parse_spec(text: str, option: str = "model", table: str = EMBED) -> Spec:
         raise InputError(f"{option} {text!r} lacks a name, as in {known[kind].example}")
     if kind in _OF_FILES and path_of(name).exists():
         name = str(path_of(name).absolute())  # for actors
-    elif kind in _OF_FILES and name.startswith(("/", ".", "~")):
+    elif kind in _OF_FILES and name.startswith(("/", ".", "~", "s3://", "gs://")):
         raise InputError(f"{option} {text}: there is no {name}; give a file or folder that there is")
     pairs = [option.partition("=") for option in options.split("&")] if options else []
     try:

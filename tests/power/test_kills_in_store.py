@@ -49,7 +49,7 @@ def import_vectors(root: StorePath, local: Path, out: StorePath) -> None:
 # Command, and what of it counts as finished once it is there by itself; what else counts, its stage's manifest says.
 RUNS: dict[str, tuple[Callable[[StorePath, Path, StorePath], None], str]] = {
     "simulate": (simulate, r"^$"),
-    "embed": (embed, r"/(items|embeddings)/\w+\.parquet/part-\d+\.parquet$"),
+    "embed": (embed, r"/embeddings/\w+\.parquet/part-\d+\.parquet$"),
     "import": (import_vectors, r"/part-\d+\.json$"),
 }
 # Ten kills on each of two servers; the first of each command are in every suite.
