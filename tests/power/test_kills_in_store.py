@@ -67,19 +67,18 @@ class Place:
     calm: dict[str, tuple[dict[str, object], float]]
 
 
-def _child(name: str, place: tuple[StorePath, Path], out: StorePath, variables: dict[str, str], begun: Any) -> None:
+def _child(name: str, place: tuple[StorePath, Path], out: StorePath, variables: dict[str, str]) -> None:
     os.environ.update(variables)
-    begun.set()
     RUNS[name][0](*place, out)
 
 
 def _started(name: str, place: Place, out: StorePath, cache: str) -> Any:
-    """A process that has begun to run the command, forked from one that has imported it all."""
+    """A process that has locked the folder of its command, forked from one that has imported it all."""
     variables = place.variables | {"RAY_BACKFILL_CACHE": str(place.local / cache)}
-    begun = place.processes.Event()
-    process = place.processes.Process(target=_child, args=(name, (place.root, place.local), out, variables, begun))
+    process = place.processes.Process(target=_child, args=(name, (place.root, place.local), out, variables))
     process.start()
-    begun.wait(120)
+    while process.is_alive() and not (out / run_lock.LOCK).is_file():  # before there is nothing to lose
+        time.sleep(0.01)
     return process
 
 
