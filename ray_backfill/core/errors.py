@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ray_backfill.core.copies import with_addresses
 from ray_backfill.core.secrets import without_secrets
 
 # What the machine refuses and a user can mend -> the remedy.
@@ -40,7 +41,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(without_secrets(message))
+        super().__init__(with_addresses(without_secrets(message)))
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:

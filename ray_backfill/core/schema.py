@@ -6,8 +6,10 @@ these, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -18,6 +20,7 @@ from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.core.printable import printable, printable_in
 from ray_backfill.core.runkey import other_format
 from ray_backfill.core.stages import read_json, write_whole
+from ray_backfill.core.store_path import in_store
 
 if TYPE_CHECKING:
     import pandas as pd  # slow to import: options and help do without
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 RowT = TypeVar("RowT")
 # Verdicts on a condition.
 YES, NO, UNDECIDED = "yes", "no", "undecided"
+# Bytes at the end of a file that a store is first asked for: more than the footers of most parts have.
+_FOOTER_BYTES = 1 << 12
 
 # Type of a field -> type of its column in Arrow and in the docs.
 _COLUMN_TYPES: Mapping[Any, str] = {
@@ -164,6 +169,22 @@ def open_checked(file: Path) -> pq.ParquetFile:
     """Open a Parquet file, whose checksums are verified as pages are read; see ``reading`` for errors."""
     with reading(file):
         return pq.ParquetFile(regular_file(file), memory_map=True, page_checksum_verification=True)
+
+
+def footers(files: Sequence[Path]) -> list[pq.FileMetaData]:
+    """What Parquet files say of themselves. In a store only the last bytes of each are read, of several at a time."""
+    with ThreadPoolExecutor(16 if any(map(in_store, files)) else 1) as pool:
+        return list(pool.map(_footer, files))
+
+
+def _footer(file: Path) -> pq.FileMetaData:
+    if not in_store(file):
+        return open_checked(file).metadata
+    with reading(file):
+        end = file.bucket.tail(file.key, _FOOTER_BYTES)
+        size = int.from_bytes(end[-8:-4], "little") + 8
+        end = end if size <= len(end) else file.bucket.tail(file.key, size)
+        return pq.read_metadata(BytesIO(b"PAR1" + end[-size:]))
 
 
 def read_checked(file: Path, columns: Sequence[str] | None = None) -> pa.Table:

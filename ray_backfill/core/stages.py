@@ -149,6 +149,12 @@ def put_in_place(new: Path, folder: Path) -> None:
     sync(folder.parent)
 
 
+def complete(new: Path, folder: Path) -> None:
+    """Complete what a killed process left of ``put_in_place`` in a store."""
+    if in_store(new) and in_store(folder) and (new / COMPLETE).is_file():
+        _settle_in_store(new, folder, None)
+
+
 def settle(folder: Path, ours: Collection[str]) -> None:
     """Complete or undo what a killed process left of ``replaced_whole``."""
     if in_store(folder):
@@ -173,7 +179,7 @@ def _settle_in_store(new: StorePath, folder: StorePath, ours: Collection[str] | 
     there, complete = new.sizes(), new / COMPLETE
     if complete in there:
         names = [path.parts[len(new.parts) :] for path in there if path != complete]
-        for name in sorted(names, key=lambda name: name[-1] == _MANIFEST or name[-1].startswith(".")):
+        for name in sorted(names, key=lambda name: name[-1].endswith(_MANIFEST) or name[-1].startswith(".")):
             new.bucket.copy(new.joinpath(*name).key, folder.joinpath(*name).key)
         for path in folder.sizes():
             name = path.parts[len(folder.parts) :]

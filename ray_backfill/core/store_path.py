@@ -88,13 +88,19 @@ class StorePath(PosixPath):
     def expanduser(self) -> "StorePath":
         return self
 
+    def relative_to(self, *other: Any) -> Path:  # type: ignore[override]
+        """A plain path: only a whole address is one of a store."""
+        return Path(*super().relative_to(*other).parts)
+
     def entry(self) -> Entry | None:
         """What the store says of the object; None if there is none, as of a folder."""
         return self.bucket.head(self.key)
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Of an object, the nanoseconds of its last change stand for its content: stores tell whole seconds only."""
         if (entry := self.listed or self.entry()) is not None:
-            return os.stat_result((stat.S_IFREG | 0o644, 0, 0, 1, 0, 0, entry.size, *(3 * [int(entry.modified)])))
+            facts = (stat.S_IFREG | 0o644, 0, 0, 1, 0, 0, entry.size, *(3 * [int(entry.modified)]))
+            return os.stat_result(facts, {"st_mtime_ns": int(entry.modified) * 10**9 + entry.stamp % 10**9})
         if self.is_dir():
             return os.stat_result((stat.S_IFDIR | 0o755, 0, 0, 1, 0, 0, 0, 0, 0, 0))
         raise FileNotFoundError(2, os.strerror(2), str(self))

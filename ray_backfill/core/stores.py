@@ -20,11 +20,10 @@ from hashlib import blake2b
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import parse_qsl, urlencode
 from uuid import uuid4
 
-import platformdirs
-
+from ray_backfill.core.copies import cache_folder
 from ray_backfill.core.errors import InputError, why_not_installed
 from ray_backfill.core.progress import say, task
 
@@ -39,8 +38,8 @@ _PIECE, _AT_ONCE = 16 << 20, 8
 _MANY = 64 << 20
 # A request, all its retries, and the connection, in seconds.
 _TIMEOUT_S, _RETRY_S, _CONNECT_S = 30, 60, 5
-# The folder of local copies, its bound in GB, and the seconds after its last use in which a copy stays.
-CACHE, CACHE_GB, _IN_USE_S = "RAY_BACKFILL_CACHE", "RAY_BACKFILL_CACHE_GB", 60
+# The bound of the folder of local copies in GB, and the seconds after its last use in which a copy stays.
+CACHE_GB, _IN_USE_S = "RAY_BACKFILL_CACHE_GB", 60
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,14 @@ class Bucket:
         with self._asking(key):
             got = obstore.get(open_bucket(self), key)
             return bytes(got.bytes()), _entry(got.meta)
+
+    def tail(self, key: str, n_bytes: int) -> bytes:
+        """The last bytes of an object, all if it has fewer. Raises FileNotFoundError if there is none."""
+        import obstore
+
+        with self._asking(key):
+            last: Any = {"range": {"suffix": n_bytes}}
+            return bytes(obstore.get(open_bucket(self), key, options=last).bytes())
 
     def put(self, key: str, content: bytes | Path, only_if: Entry | None = None, is_new: bool = False) -> Entry:
         """Write an object. is_new: only if there is none. only_if: only if it is still this one, not of a listing.
@@ -315,11 +322,6 @@ def _entry(meta: Any) -> Entry:
     return Entry(meta["path"], meta["size"], str(meta["e_tag"]), modified, meta["version"] or "")
 
 
-def cache_folder() -> Path:
-    """The folder of local copies: RAY_BACKFILL_CACHE, or the user's folder for caches. Its files may be deleted."""
-    return Path(os.environ.get(CACHE) or Path(platformdirs.user_cache_dir("ray_backfill")) / "objects")
-
-
 def is_copy(entry: Entry, path: Path) -> bool:
     """Whether a local file is the content of the object. Its time of change stands for the content."""
     try:
@@ -355,7 +357,7 @@ def _make_room(n_bytes: int) -> None:
 def open_system(uri: str) -> "tuple[fs.FileSystem, str]":
     """The file system of ``scheme://bucket/path?options``, and the path in it, which starts with the bucket.
 
-    Options are those of pyarrow, and ``anonymous=true`` for public buckets.
+    Options are those of pyarrow, and ``anonymous=true`` for public buckets. Keys are literal: %20 is no space.
 
     Raises:
         OSError, pyarrow.ArrowException, NotImplementedError: as pyarrow does.
@@ -365,14 +367,17 @@ def open_system(uri: str) -> "tuple[fs.FileSystem, str]":
 
     base, _, query = uri.partition("?")
     scheme, _, place = base.partition("://")
+    if scheme == "file":
+        return fs.FileSystem.from_uri(uri)
+    bucket, slash, key = place.rstrip("/").partition("/")
     options = dict(parse_qsl(query, keep_blank_values=True))
     if options.pop("anonymous", "false").lower() == "true":
         if scheme == "s3":  # pyarrow's URIs have no such option
-            region = options.pop("region", None) or fs.resolve_s3_region(place.partition("/")[0])
+            region = options.pop("region", None) or fs.resolve_s3_region(bucket)
             try:
-                return fs.S3FileSystem(anonymous=True, region=region, **options), unquote(place).rstrip("/")
+                return fs.S3FileSystem(anonymous=True, region=region, **options), bucket + slash + key
             except TypeError as error:  # an option of another name
                 raise pa.ArrowInvalid(str(error)) from error
-        place = f"anonymous@{place}"
-    system, path = fs.FileSystem.from_uri(f"{scheme}://{place}" + (f"?{urlencode(options)}" if options else ""))
-    return system, path.rstrip("/") or path
+        bucket = f"anonymous@{bucket}"
+    system, top = fs.FileSystem.from_uri(f"{scheme}://{bucket}" + (f"?{urlencode(options)}" if options else ""))
+    return system, top.rstrip("/") + slash + key

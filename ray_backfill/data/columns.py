@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError, regular_file
 from ray_backfill.core.runkey import fingerprint
-from ray_backfill.core.schema import open_checked, read_checked, reading
+from ray_backfill.core.schema import footers, open_checked, read_checked, reading
 from ray_backfill.data.words import called, words_of
 from ray_backfill.engine.systems import IntArray
 
@@ -206,7 +206,8 @@ def part_files(path: Path) -> list[Path]:
 
 def names_in(file: Path) -> list[str]:
     """The names of a file's columns."""
-    return open_checked(file).schema_arrow.names
+    (footer,) = footers([file])
+    return footer.schema.to_arrow_schema().names
 
 
 def read_known(file: Path, needed: Sequence[str], are_queries: bool) -> dict[str, Any]:

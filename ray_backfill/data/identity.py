@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import fingerprint
-from ray_backfill.core.schema import open_checked
+from ray_backfill.core.schema import footers
 from ray_backfill.core.secrets import cleaned
 from ray_backfill.core.stages import read_json
 
@@ -111,7 +111,7 @@ def stated(folder: Path, but: Collection[str] = ()) -> Iterator[tuple[str, Ident
         for file in [split] if split.is_file() else sorted(split.glob("*.parquet")):
             metadata = None
             with suppress(InputError):
-                metadata = open_checked(file).schema_arrow.metadata
+                metadata = footers([file])[0].metadata
             yield (place := str(file.relative_to(folder))), stated_in(metadata, place)
 
 

@@ -26,9 +26,11 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.memory import room_for
 from ray_backfill.core.progress import say, task, track
 from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.schema import footers
 from ray_backfill.core.stages import (
     OtherSettingsError,
     begin_stage,
+    complete,
     damaged_files,
     finish_stage,
     other_settings,
@@ -40,6 +42,7 @@ from ray_backfill.core.stages import (
     write_json,
     write_whole,
 )
+from ray_backfill.core.store_path import in_store
 from ray_backfill.data.columns import COLUMNS, MODELS, TEXT, in_words, is_text, plain_type
 from ray_backfill.data.folder import left_out_file
 from ray_backfill.data.identity import Identities, as_identities, one_model_each, stating
@@ -128,12 +131,15 @@ def import_split(
     key = RunKey("import", asked)
     unfinished, replaced = (path.with_name(f".{path.name}.{state}") for state in ("unfinished", "old"))
     # The process may have died while ``_finish`` put the split in its place.
+    complete(unfinished, path)
     if replaced.exists() and not path.exists():
         replaced.rename(path)
     remove(replaced)
     if (unfinished / _MANIFEST).exists():
         (unfinished / _MANIFEST).rename(unfinished / "manifest.json")
     if _is_there(path, key, overwrite):
+        if in_store(path):
+            remove_folder(unfinished)
         say(f"{path} is there already, imported from the same sources")
         for name in (source.name for source in sources if not source.tells_changes):
             say(f"note: {name} does not tell whether its vectors have changed since; --overwrite imports them again")
@@ -458,7 +464,7 @@ def _finish(unfinished: Path, path: Path, left_out: Sequence[tuple[str, str]]) -
     for note in (*unfinished.glob("part-*.json"), *unfinished.glob(".*.json")):
         note.unlink()
     parts = sorted(unfinished.glob("part-*.parquet"))
-    rows = {part.name: pq.read_metadata(part).num_rows for part in parts}
+    rows = {part.name: footer.num_rows for part, footer in zip(parts, footers(parts), strict=True)}
     if not sum(rows.values()):
         raise BrokenRowsError(f"nothing is left of {path.name}: every row is broken")
     facts: dict[str, dict[str, Any]] = {}

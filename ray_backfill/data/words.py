@@ -68,5 +68,5 @@ def write_words(folder: Path, words: Words) -> None:
     """Record how the user of this folder calls it."""
     if words == FILES:
         (folder / _FILE).unlink(missing_ok=True)
-    else:
+    elif not (folder / _FILE).is_file() or read_json(folder / _FILE) != words:
         write_json(folder / _FILE, dict(words))

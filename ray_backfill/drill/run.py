@@ -24,7 +24,7 @@ from ray_backfill.core import stages
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step, task
 from ray_backfill.core.runkey import RunKey
-from ray_backfill.core.schema import write_table
+from ray_backfill.core.schema import footers, write_table
 from ray_backfill.data.alignment import check_alignment
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.identity import short_names
@@ -106,7 +106,7 @@ def drill_models(
         )  # fmt: skip
         comparison = resolve(folder, evaluation.named, fits, to_come=needed)
         folder_of_drill = run_resolved(comparison, method, source, fits, live, context)
-        bill(sorted(folder_of_drill.glob("parts/part-*.parquet")), to_embed.models)
+        bill(footers(sorted(folder_of_drill.glob("parts/part-*.parquet"))), to_embed.models)
         return folder_of_drill
 
 

@@ -1,10 +1,11 @@
 """What paid services will charge, said before they are asked, and what they have charged."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 
 import pyarrow.compute as pc
+from pyarrow.parquet import FileMetaData
 
 from ray_backfill.core.progress import duration, say
 from ray_backfill.core.schema import read_checked
@@ -46,10 +47,10 @@ def estimate(request: EncodeRequest, missing: Iterable[tuple[str, Path]], actors
         )
 
 
-def bill(parts: Iterable[Path], models: Mapping[str, Spec]) -> dict[str, int]:
-    """Say how many tokens each paid model has read for these files of embeddings; returns them by model."""
+def bill(parts: Sequence[FileMetaData], models: Mapping[str, Spec]) -> dict[str, int]:
+    """Say how many tokens each paid model has read for these parts of embeddings; returns them by model."""
     paid = {name: spec for name, spec in models.items() if all_kinds()[spec.kind].reads}
-    of_parts = [tokens_of(part) for part in parts] if paid else []
+    of_parts = map(tokens_of, parts) if paid else ()
     found = {name: sum(of_part.get(name, 0) for of_part in of_parts) for name in paid}
     for name, spec in paid.items():
         say(f"{spec} has read {found[name]:,} tokens{_dollars(spec, found[name], '')}")

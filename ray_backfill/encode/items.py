@@ -7,7 +7,8 @@ Where there is one source only, queries and a train split are drawn from it at r
 
 import re
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -22,7 +23,7 @@ from ray_backfill.core.progress import say, step
 from ray_backfill.core.runkey import RunKey, fingerprint
 from ray_backfill.core.schema import read_checked
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, remove_halves
-from ray_backfill.core.store_path import path_of
+from ray_backfill.core.store_path import in_store, path_of
 from ray_backfill.data.columns import is_text, part_files
 from ray_backfill.data.qrels import read_qrels
 from ray_backfill.data.sources import client_of, one_line, open_source
@@ -147,17 +148,30 @@ def items_fingerprint(folder: Path) -> str:
 
 def _mark(table: pa.Table) -> str:
     if "image" in table.column_names:  # another file may have the same name
-        stats = {}
-        for path in set(table["image"].to_pylist()):
-            try:
-                status = Path(path).stat()
-                stats[path] = (status.st_size, status.st_mtime_ns)
-            except OSError:  # listed among the broken items
-                stats[path] = (0, 0)
-        return fingerprint(sorted(stats.items()), *(table[name].to_pylist() for name in table.column_names))
+        stats = sorted(_stats(set(table["image"].to_pylist())).items())
+        return fingerprint(stats, *(table[name].to_pylist() for name in table.column_names))
     return fingerprint(
         table.schema.names, *(fingerprint(chunk.to_pylist()) for column in table.columns for chunk in column.chunks)
     )
+
+
+def _stats(paths: Collection[str]) -> dict[str, tuple[int, Any]]:
+    """Size of each file, and what changes with its content; (0, 0) for those that are not there, which will be listed
+    among the broken items. Cost: a look at each; of files in a store, a listing of each folder.
+    """
+    stats: dict[str, tuple[int, Any]] = {}
+    folders = set()
+    for path in paths:
+        if in_store(place := path_of(path, or_source=True)):
+            folders.add(place.parent)
+            continue
+        with suppress(OSError):
+            status = place.stat()
+            stats[path] = (status.st_size, status.st_mtime_ns)
+    for folder in folders:
+        entries = folder.bucket.children(folder.key)[1]
+        stats |= {folder.bucket.uri(entry.key): (entry.size, entry.mark) for entry in entries}
+    return {path: stats.get(path, (0, 0)) for path in paths}
 
 
 def _check_labels(tables: Mapping[str, pa.Table]) -> None:
@@ -350,12 +364,13 @@ def _image_table(given: str, settings: ItemSettings) -> pa.Table:
         if not is_text(table[name].type):
             raise InputError(f"{given}: the column {name} holds {table[name].type}; it must hold paths of images")
         listed = table[name].to_pylist()
-        files = [str(root.parent / (path or "")) for path in listed]
-        if not any(Path(file).is_file() for file in files):
+        files = [str(_place(root.parent, path or "")) for path in listed]
+        if not any(path_of(file, or_source=True).is_file() for file in files):
             raise InputError(f"none of the files that {given} lists exist, such as {files[0]}")
         ids_and_labels = {column: table[column] for column in ("id", "label") if column in table.column_names}
         return pa.table({"id": ids_and_labels.pop("id", pa.array(listed)), "image": pa.array(files)} | ids_and_labels)
-    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
+    below = root.sizes() if in_store(root) else (path for path in root.rglob("*") if path.is_file())
+    paths: list[Path] = sorted(path for path in below if path.suffix.lower() in _SUFFIXES)
     names = [path.relative_to(root) for path in paths]
     names = [name for name in names if not any(part.startswith(".") for part in name.parts)]  # of other programs
     if not names and (shards := sorted(root.glob("*.tar"))):
@@ -371,6 +386,10 @@ def _image_table(given: str, settings: ItemSettings) -> pa.Table:
             f"{given}: folders are classes only if there are several and all images are one folder deep; none are taken"
         )
     return pa.table(columns)
+
+
+def _place(folder: Path, path: str) -> Path:
+    return path_of(path, or_source=True) if path.startswith("/") or "://" in path else folder / path
 
 
 def _of_shards(shards: Sequence[Path]) -> pa.Table:

@@ -1,5 +1,6 @@
 """The kinds of models that there are: what a user types becomes a ``Spec``, and a ``Spec`` a loaded model."""
 
+import os
 from dataclasses import fields, replace
 from functools import cache
 from math import inf
@@ -8,7 +9,7 @@ from urllib.parse import unquote
 
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.plugins import own_rows, rows_from_outside
-from ray_backfill.core.store_path import path_of
+from ray_backfill.core.store_path import in_store, path_of
 from ray_backfill.encode import models
 from ray_backfill.encode.encoder import PAIR, TEXT, Device, Model, ModelKind, Reranker, failing_in_one_line
 from ray_backfill.encode.spec import DTYPES, POOLINGS, SIDES, Spec
@@ -23,7 +24,8 @@ _REFUSED = {
 EMBED, RERANK = "MODELS", "RERANKERS"
 # Options that every kind has, and kinds whose names may be files or folders.
 _SHARED = {EMBED: ("dims", "prompt", "batch"), RERANK: ("batch",)}
-_OF_FILES = ("hf", "sentence-transformers", "onnx", "cached", "cross-encoder")
+_OF_FOLDERS = ("hf", "sentence-transformers", "cached", "cross-encoder")
+_OF_FILES = (*_OF_FOLDERS, "onnx")
 
 
 @cache
@@ -53,7 +55,7 @@ def parse_spec(text: str, option: str = "model", table: str = EMBED) -> Spec:
         raise InputError(f"{option} {text!r} lacks a name, as in {known[kind].example}")
     if kind in _OF_FILES and path_of(name).exists():
         name = str(path_of(name).absolute())  # for actors
-    elif kind in _OF_FILES and name.startswith(("/", ".", "~")):
+    elif kind in _OF_FILES and name.startswith(("/", ".", "~", "s3://", "gs://")):
         raise InputError(f"{option} {text}: there is no {name}; give a file or folder that there is")
     pairs = [option.partition("=") for option in options.split("&")] if options else []
     try:
@@ -111,6 +113,8 @@ def load_reranker(spec: Spec, device: Device) -> Reranker:
 def _loaded(kind: ModelKind, spec: Spec, modality: str, device: Device) -> Any:
     try:
         with failing_in_one_line(spec, "while it was loaded", (InputError, ModuleNotFoundError)):
+            if kind.name in _OF_FOLDERS and in_store(folder := path_of(spec.name, or_source=True)):
+                spec = replace(spec, name=os.fspath(folder))  # libraries read folders of a disk
             return kind.load(spec, modality, device)
     except ModuleNotFoundError as error:
         modules = {word.replace("-", "_") for word in kind.extra.split()} | {"torch", "transformers", "tokenizers"}

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.schema import open_checked
 from ray_backfill.core.store_path import in_store, path_of
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.write import vector_column
@@ -128,15 +127,15 @@ def attempt(folder: Path, name: str, what: str) -> Iterator[Path]:
         mark.unlink(missing_ok=True)
 
 
-def broken_in(part: Path, split: str) -> list[dict[str, str]]:
+def broken_in(part: pq.FileMetaData, split: str) -> list[dict[str, str]]:
     """The items that a finished part left out."""
-    listed = json.loads(open_checked(part).metadata.metadata[_BROKEN])
+    listed = json.loads(part.metadata[_BROKEN])
     return [{"split": split, "id": item, "reason": reason} for item, reason in listed]
 
 
-def tokens_of(part: Path) -> dict[str, int]:
+def tokens_of(part: pq.FileMetaData) -> dict[str, int]:
     """Tokens that paid services have read for a finished part, by model."""
-    return dict(json.loads(open_checked(part).metadata.metadata.get(TOKENS, b"{}")))
+    return dict(json.loads(part.metadata.get(TOKENS, b"{}")))
 
 
 def contents_of(table: pa.Table, threads: int) -> tuple[Sequence[Any], dict[int, str]]:

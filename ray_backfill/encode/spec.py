@@ -1,8 +1,9 @@
 """The words that name a model: ``KIND:NAME#option=value&option=value``."""
 
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
+
+from ray_backfill.core.store_path import path_of
 
 SIDES = ("query", "document")
 POOLINGS = ("mean", "cls", "last")
@@ -55,7 +56,7 @@ class Spec:
 
     def recorded_name(self) -> str:
         """As it is typed, for people who read records: without folders of this machine, limits and prices."""
-        place, last = Path(self.name), 2 if self.kind == "cached" else 1  # CACHE/TASK
+        place, last = path_of(self.name, or_source=True), 2 if self.kind == "cached" else 1  # CACHE/TASK
         name = "/".join(place.parts[-last:]) if place.exists() else self.name
         return str(replace(self, name=name, batch=0, rpm=0, tpm=0, price=0.0))
 

@@ -5,7 +5,7 @@ what determines both models: hashes of weights and configuration, and the option
 fixed probes are kept in probes.json, and every actor compares its own model with them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow.parquet import FileMetaData
 
 from ray_backfill.core import stages
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, step, task
 from ray_backfill.core.runkey import RunKey
-from ray_backfill.core.schema import open_checked
+from ray_backfill.core.schema import footers
 from ray_backfill.core.streams import said_if_it_dies
-from ray_backfill.data.columns import part_files
 from ray_backfill.data.folder import left_out_file
 from ray_backfill.data.identity import content_of, stating
 from ray_backfill.data.words import OF_MODELS, write_words
@@ -99,7 +99,8 @@ def embed_items(
     stages.write_json(folder / "probes.json", probes)
     parts = request.parts()
     missing = _missing(folder, request)
-    sizes = {path: open_checked(path).metadata.num_rows for _, path in parts}
+    items = footers([path for _, path in parts])
+    sizes = {path: footer.num_rows for (_, path), footer in zip(parts, items, strict=True)}
     total = sum(sizes.values())
     facts: dict[str, Any] = {}
     if missing != announced:  # the folder was not what it seemed
@@ -116,13 +117,13 @@ def embed_items(
 
         del models  # the actors load their own
         facts = embed_parts(folder, request, missing, sizes, probes, actors)
-    broken = _list_broken(folder, parts)
+    made = footers([folder / f"{split}.parquet" / path.name for split, path in parts])
+    broken = _list_broken(folder, [split for split, _ in parts], made)
     stages.remove_halves(folder)
     stages.remove_folder(folder / ATTEMPTS)  # also what a command has left that died at its last part
     if broken:
         first = f"{broken[0]['id']}: {broken[0]['reason']}"
         say(f"left out: {len(broken):,} of {total:,} items, such as {first}; all: {folder / 'broken.parquet'}")
-    made = [folder / f"{split}.parquet" / path.name for split, path in parts]
     facts |= {"tokens": tokens} if (tokens := bill(made, request.models)) else {}
     stages.finish_stage(folder, {"items": total - len(broken), "broken_items": len(broken)} | facts)
     return folder
@@ -163,16 +164,17 @@ def _missing(folder: Path, request: EncodeRequest) -> list[tuple[str, Path]]:
     return [(split, path) for split, path in request.parts() if folder / f"{split}.parquet" / path.name not in whole]
 
 
-def _list_broken(folder: Path, parts: list[tuple[str, Path]]) -> list[dict[str, str]]:
-    """Write broken.parquet, and for each split the list beside it, by which right answers that are left out are known.
+def _list_broken(folder: Path, splits: Sequence[str], made: Sequence[FileMetaData]) -> list[dict[str, str]]:
+    """What the parts, of these splits, left out. Writes broken.parquet, and for each split the list beside it, by which
+    right answers that are left out are known.
 
     Raises InputError if nothing is left of a split.
     """
     names = ("split", "id", "reason")
-    broken = [row for split, path in parts for row in broken_in(folder / f"{split}.parquet" / path.name, split)]
-    for split in {split for split, _ in parts}:
+    broken = [row for split, part in zip(splits, made, strict=True) for row in broken_in(part, split)]
+    for split in set(splits):
         lost = [row for row in broken if row["split"] == split]
-        if not sum(open_checked(part).metadata.num_rows for part in part_files(folder / f"{split}.parquet")):
+        if not sum(part.num_rows for of, part in zip(splits, made, strict=True) if of == split):
             raise InputError(f"none of the items of the {split} can be embedded: {lost[0]['reason']}")
         if lost:
             listed = {name: pa.array([row[name] for row in lost], pa.string()) for name in names[1:]}

@@ -165,7 +165,9 @@ def _write_csls(to: Path, ids: Any, pair: UpgradePair, merge: Merge, facts: dict
         terms[name] = mean_nearest_cosine(system.gallery, references.query)
         arrays |= {f"{name}.query": references.query, f"{name}.gallery": references.gallery}
     write_parquet(to / "csls.parquet", pa.table({"id": ids, **terms}).replace_schema_metadata(facts))
-    write_whole(to / "references.safetensors", lambda path: path.write_bytes(safetensors.numpy.save(arrays, facts)))
+    write_whole(
+        to / "references.safetensors", lambda temporary: temporary.write_bytes(safetensors.numpy.save(arrays, facts))
+    )
 
 
 def _check(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
-from ray_backfill.core.store_path import path_of
+from ray_backfill.core.store_path import in_store, path_of
 from ray_backfill.images.source import NAMES_OF, Files, Items
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
@@ -54,9 +54,14 @@ class Listing(Files):
         return f"{self.root}/{self.name(position)}"
 
     def read(self, position: int) -> bytes:
-        return Path(self.where(position)).read_bytes()
+        return path_of(self.where(position)).read_bytes() if self.remote else Path(self.where(position)).read_bytes()
 
     def stamped(self) -> Iterator[str]:
+        if in_store(root := path_of(self.root, or_source=True)):
+            entries = {entry.key: f"{entry.size}:{entry.mark}" for entry in root.bucket.below(root.key)}
+            for name in map(self.name, range(len(self))):
+                yield f"{name}\0{entries.get((root / name).key, 'missing')}\n"
+            return
         for start in range(0, len(self), CHUNK):
             for position, name in enumerate(self.names[start : start + CHUNK].to_pylist(), start):
                 folder = self.folder(position)
@@ -91,6 +96,7 @@ def list_folders(root: str, below: Sequence[str] | None = None) -> Listing:
     folder_N = np.repeat(np.arange(len(filled), dtype=np.int32), list(map(len, filled.values())))
     all_names = pa.chunked_array(filled.values(), pa.large_string()).combine_chunks()
     listing = Listing(str(path), list(filled), folder_N, all_names)
+    listing.remote = in_store(path)
     require_images(root, listing, set(batches_of), "" if below is None else f" (in {', '.join(below)})")
     return listing
 
@@ -98,7 +104,7 @@ def list_folders(root: str, below: Sequence[str] | None = None) -> Listing:
 def file_stamp(path: str) -> str:
     """Size and modification time of a file, or "missing"."""
     try:
-        status = os.stat(path)  # noqa: PTH116 - a Path object would cost as much as the stat
+        status = path_of(path).stat() if "://" in path else os.stat(path)  # noqa: PTH116 - a Path object would cost as much as the stat
     except OSError:
         return "missing"
     return f"{status.st_size}:{status.st_mtime_ns}"
@@ -114,7 +120,18 @@ def is_hidden(part: str) -> bool:
 
 
 def walk(root: Path, tops: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields each folder with its images, at most ``CHUNK`` at a time. Follows links to folders."""
+    """Yields each folder with its images, at most ``CHUNK`` at a time. Follows links to folders.
+
+    Cost: a look at each folder; in a store, a listing of all that is below the tops.
+    """
+    if in_store(root):
+        images: dict[str, list[str]] = {}
+        for key in (entry.key for top in tops for entry in root.bucket.below((root / top).key)):
+            folder, _, name = key[len(root.key) :].lstrip("/").rpartition("/")
+            if not any(map(is_hidden, (*folder.split("/"), name))):
+                images.setdefault(folder, []).extend([name] if name.lower().endswith(SUFFIXES) else [])
+        yield from images.items()
+        return
     ahead = list(tops)
     while ahead:
         folder = ahead.pop()
@@ -203,7 +220,7 @@ class ZipListing(Listing):
         # A forked process shares the parent's file position, so each process opens its own file.
         key = (os.getpid(), file)
         if key not in self._opened:
-            self._opened[key] = zipfile.ZipFile(self.files[file])
+            self._opened[key] = zipfile.ZipFile(path_of(self.files[file]))
         return self._opened[key].read(self.prefixes[file] + self.name(position))
 
     def _stamp(self, position: int, name: str) -> str:
@@ -273,7 +290,7 @@ def list_zips(paths: Sequence[Path]) -> Listing:
 def _read_directory(file: str) -> tuple[str, dict[str, dict[str, str]]]:
     """The dropped top folder, and the images of each folder with their stamps."""
     try:
-        with zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(path_of(file)) as archive:
             members = [info for info in archive.infolist() if not any(map(is_hidden, info.filename.split("/")))]
     except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
         raise InputError(f"cannot read zip file {file} ({error}): download or copy it again") from error

@@ -3,8 +3,8 @@
 A path is a local path or a URI: ``file:///folder/a%20b.jpg`` (percent-encoded), ``s3://bucket/key`` or
 ``gs://bucket/key``, where keys are literal, with spaces and percent signs. Options follow a "?": ``anonymous=true`` for
 public buckets, and pyarrow's options, such as ``region=eu-west-1`` (otherwise looked up) and
-``endpoint_override=host:port``. pyarrow finds credentials in the environment, in configuration files and in the
-machine's role.
+``endpoint_override=host:port``; such addresses are read by pyarrow, all others as folders in a store are. Both find
+credentials in the environment, in configuration files and in the machine's role.
 """
 
 import os
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pyarrow import fs
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.stores import open_system
+from ray_backfill.core.stores import Bucket, open_system
 from ray_backfill.images.listing import CHUNK, file_stamp
 from ray_backfill.images.source import Files
 
@@ -75,6 +75,8 @@ class Paths(Files):
         store, path = self._find(self.paths[position].as_py())
         if not store:
             return Path(path).read_bytes()
+        if re.fullmatch(r"(s3|gs)://[^?@]+", store):  # the others have options of pyarrow's own
+            return Bucket(*store.split("://")).read(path)[0]
         system, bucket = self._system(store)
         with system.open_input_stream(f"{bucket}/{path}", compression=None) as stream:
             return stream.readall()

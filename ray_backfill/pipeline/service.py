@@ -193,6 +193,6 @@ def resolve_service(settings: ServiceSettings, folder: EmbeddingFolder, truth: G
             text = bm25_lists(folder, hybrid.text, stages.fusion.retrieve, truth)
         else:
             by_rank = stages.fusion.kind == RRF
-            text = read_lists(Path(hybrid.list), folder, stages.fusion.retrieve, truth, by_rank=by_rank)
-    given = read_scores(Path(rerank.scores), folder) if rerank and rerank.scores else None
+            text = read_lists(path_of(hybrid.list), folder, stages.fusion.retrieve, truth, by_rank=by_rank)
+    given = read_scores(path_of(rerank.scores), folder) if rerank and rerank.scores else None
     return Service(stages, text, given, settings.changes_of(folder.gallery))

@@ -7,16 +7,16 @@ import os
 import platform
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import cycle
 from math import inf, nan
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from ray_backfill.core import __version__
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step, task
 from ray_backfill.core.secrets import learn
-from ray_backfill.core.stages import make_folder
+from ray_backfill.core.stages import make_folder, remove_folder
 from ray_backfill.core.store_path import path_of
 from ray_backfill.data.columns import part_files
 from ray_backfill.data.identity import stating
@@ -95,8 +95,9 @@ def measure(
     if spec.kind == "cached":
         raise InputError(f"{spec} looks vectors up and embeds nothing; name the model that made them")
     make_folder(scratch)
-    with TemporaryDirectory(prefix=".measure-", dir=scratch) as name:
-        folder, threads = path_of(name), threads_of(actors)
+    folder, threads = scratch / f".measure-{uuid4().hex[:12]}", threads_of(actors)
+    with ExitStack() as at_the_end:
+        at_the_end.callback(remove_folder, folder)
         write_items(folder / "items", sources, replace(items, draw_queries=1, draw_train=0))
         work = partial(_measure, spec, sources.modality, settings, folder, items.part_rows, threads, command)
         if os.environ.get("RAY_ADDRESS"):

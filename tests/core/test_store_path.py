@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from ray_backfill.core import stages
+from ray_backfill.core.copies import cache_folder
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.store_path import StorePath, path_of
-from ray_backfill.core.stores import SCHEMES, Bucket, cache_folder
+from ray_backfill.core.stores import SCHEMES, Bucket
 from tests.object_store import google_like
 
 NAMES = ["plain.txt", "with space", "per%20cent", "hash#1", "ä-é.txt", "a+b=c&d", "deep/er/file.bin", ".hidden", "x/y"]

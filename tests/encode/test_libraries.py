@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.schema import footers
 from ray_backfill.core.stages import read_json
+from ray_backfill.core.store_path import path_of
 from ray_backfill.data.folder import StoredSplit
 from ray_backfill.drill.jobs import FromItems
 from ray_backfill.drill.parts import read_part, write_part
@@ -54,6 +56,19 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     BertModel(config).eval().save_pretrained(folder)
     BertTokenizerFast(vocab=str(vocabulary), model_max_length=16).save_pretrained(folder)
     return folder
+
+
+@pytest.mark.parametrize("kind", ["hf", "sentence-transformers"])
+def test_a_model_in_a_store_is_the_same_model(kind: str, bert: Path, store: str) -> None:
+    folder = path_of(store) / "models" / bert.name
+    for file in bert.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    there, here = (load(f"{kind}:{place}") for place in (folder, bert))
+    assert there.identity() == here.identity()
+    assert there.spec.recorded_name() == here.spec.recorded_name() == f"{kind}:{bert.name}"
+    assert same_model(there.probes(), here.probes())
+    with pytest.raises(InputError, match=f"there is no {folder}s; give a file or folder"):
+        load(f"{kind}:{folder}s")
 
 
 def states(folder: Path, text: str) -> Any:
@@ -321,7 +336,7 @@ def test_a_drill_adds_up_what_its_service_has_read(
         operation = Operation(number, "backfill", positions)
         write_part(tmp_path, operation, embed(positions, ("new",)))
         assert read_part(tmp_path, operation).vectors["new"].shape == (len(positions), 2)
-    assert bill(sorted(tmp_path.glob("parts/*.parquet")), specs) == {"new": 80}, (
+    assert bill(footers(sorted(tmp_path.glob("parts/*.parquet"))), specs) == {"new": 80}, (
         "without the probes, which it asks again"
     )
     assert "has read 80 tokens, $80.00 at $1e+06 a million" in capsys.readouterr().err

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -15,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from ray_backfill.core import stores as stores_module
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stores import open_system
 from ray_backfill.data.sources import open_source
@@ -44,7 +42,16 @@ def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise OSError("no such bucket")
         return fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), bucket
 
+    class Folder:
+        def __init__(self, scheme: str, name: str) -> None:
+            self.name = name
+            opened.extend({f"{scheme}://{name}"} - {*opened})
+
+        def read(self, key: str) -> tuple[bytes, None]:
+            return (tmp_path / self.name / key).read_bytes(), None
+
     monkeypatch.setattr(module, "open_system", opener)
+    monkeypatch.setattr(module, "Bucket", Folder)
     return opened
 
 
@@ -132,7 +139,7 @@ def test_public_buckets_of_google_are_asked_without_credentials(monkeypatch: pyt
             asked.append(uri)
             return None, "bucket"
 
-    monkeypatch.setattr(stores_module, "fs", SimpleNamespace(FileSystem=Systems))
+    monkeypatch.setattr(fs, "FileSystem", Systems)
     open_system("gs://bucket?anonymous=true")
     open_system("gs://bucket")
     assert asked == ["gs://anonymous@bucket", "gs://bucket"]
@@ -149,7 +156,7 @@ def test_what_pyarrow_opens() -> None:
     assert isinstance(system, fs.GcsFileSystem)
     assert bucket == "bucket"
     for more in ("", "&anonymous=true"):
-        assert open_system(f"s3://bucket/a%20b/c/?region=eu-west-1{more}")[1] == "bucket/a b/c"
+        assert open_system(f"s3://bucket/a%20b c/?region=eu-west-1{more}")[1] == "bucket/a%20b c", "as in all addresses"
         with pytest.raises(InputError, match="nonsense"):
             paths(f"s3://bucket?region=eu-west-1&nonsense=1{more}", "1.png").read(0)
 
@@ -272,5 +279,5 @@ def test_pyarrow_reads_from_a_server_that_speaks_s3(bucket_address: str, monkeyp
     written = io.BytesIO()
     pq.write_table(pa.table({"id": [7, 8]}), written)
     Bucket.objects["/bucket/deep/my items.parquet"] = written.getvalue()
-    table = open_source(f"s3://bucket/deep/my%20items.parquet?{options}")
+    table = open_source(f"s3://bucket/deep/my items.parquet?{options}")
     assert [batch["id"].to_pylist() for batch in table.read(["id"], 0)] == [[7, 8]]

@@ -5,6 +5,8 @@ vectors.npz                               its arrays are the columns
 index.faiss                               the columns id (its own ids, or row numbers) and vector
 """
 
+import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
@@ -15,7 +17,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ray_backfill.core.copies import with_addresses
 from ray_backfill.core.errors import InputError, regular_file
+from ray_backfill.core.store_path import path_of
 from ray_backfill.data.columns import native
 from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind
 
@@ -37,7 +41,7 @@ def _open(text: str) -> Source:
     files = []
     for part in text.split(","):
         name, _, file = part.rpartition("=")
-        path = Path(file)
+        path = path_of(file)
         if not path.exists():
             raise InputError(f"{file} does not exist")
         if path.resolve() in files:
@@ -71,8 +75,8 @@ def _columns_of(path: Path, notes: list[str]) -> dict[str, _Column]:
     if path.suffix in _FAISS:
         from ray_backfill.engine.index.stored import read_stored_vectors
 
-        stored = read_stored_vectors(path)
-        notes.extend([stored.note] if stored.note else [])
+        stored = read_stored_vectors(Path(os.fspath(path)))
+        notes.extend([with_addresses(stored.note)] if stored.note else [])
         return {
             "id": _Column(stored.rows, lambda first, last: stored.ids[first:last], 0),
             "vector": _Column(stored.rows, stored.vectors, stored.dim),
@@ -106,7 +110,8 @@ def _arrow(column: _Column, first: int, last: int) -> pa.Array:
 
 
 def _is_arrays(text: str) -> bool:
-    return "://" not in text and all(part.endswith(_SUFFIXES) for part in text.split(","))
+    of_a_disk = re.sub(r"(?<![^,=])(s3|gs)://", "", text)
+    return "://" not in of_a_disk and all(part.endswith(_SUFFIXES) for part in text.split(","))
 
 
 SOURCES = (SourceKind("arrays", "id=ids.npy,old=old.npy,new=new.npy, vectors.npz, index.faiss", _is_arrays, _open),)

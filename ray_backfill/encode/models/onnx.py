@@ -1,13 +1,14 @@
 """``onnx:FILE``: a text model by ONNX Runtime, with the tokenizer.json beside it."""
 
 import hashlib
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.store_path import path_of
 from ray_backfill.encode.encoder import TEXT, Device, ModelKind
 from ray_backfill.encode.spec import Spec
 
@@ -21,25 +22,27 @@ class OnnxModel:
         import onnxruntime
         from tokenizers import Tokenizer
 
-        file, beside = Path(spec.name), Path(spec.name).with_name("tokenizer.json")
+        file = path_of(spec.name)
+        beside, weights = file.with_name("tokenizer.json"), sorted(file.parent.glob(f"{file.name}*"))
         if not file.is_file():
             raise InputError(f"there is no file {file}; onnx: names a .onnx file")
         if not beside.is_file():
             raise InputError(f"{file} has no tokenizer.json beside it; copy the model's own there")
+        local, *_ = map(os.fspath, weights)  # weights of large models stand beside it
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = device.threads
         providers = ["CUDAExecutionProvider"] * (device.name == "cuda") + ["CPUExecutionProvider"]
         try:
-            self._session = onnxruntime.InferenceSession(str(file), options, providers=providers)
+            self._session = onnxruntime.InferenceSession(local, options, providers=providers)
         except Exception as error:
             first = str(error).strip().splitlines()[0]
             raise InputError(f"{file} cannot be loaded by ONNX Runtime: {first[:200]}") from error
-        self._tokenizer = Tokenizer.from_file(str(beside))
+        self._tokenizer = Tokenizer.from_file(os.fspath(beside))
         self._tokenizer.enable_truncation(spec.tokens or 512)
         self._tokenizer.enable_padding()
         self._names, self._spec = {given.name for given in self._session.get_inputs()}, spec
         mark = hashlib.blake2b(beside.read_bytes(), digest_size=12)
-        for part in sorted(file.parent.glob(f"{file.name}*")):  # weights of large models stand beside it
+        for part in weights:
             with part.open("rb") as opened:
                 while piece := opened.read(64 << 20):
                     mark.update(piece)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.store_path import path_of
+from ray_backfill.core.store_path import in_store, path_of
 from ray_backfill.images.class_split import Divided, hold_out
 from ray_backfill.images.decode import SIDE, png
 from ray_backfill.images.source import ImageSource
@@ -103,7 +103,9 @@ def download(settings: Any) -> None:
     if row.download:
         if not settings.root:
             raise InputError(f"{row.name}: no root is given; set it to the folder to download to")
-        row.download(path_of(settings.root).expanduser())
+        if in_store(root := path_of(settings.root).expanduser()):
+            raise InputError(f"{row.name}: give a folder on a disk to download to; then copy it to {root}")
+        row.download(root)
     elif row.home:
         raise InputError(f"{row.name} cannot be downloaded by a program. {row.where_to_get}")
     else:

@@ -11,6 +11,7 @@ import pytest
 from pyarrow import fs
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.stores import Bucket
 from ray_backfill.images import paths
 from ray_backfill.images.datasets import manifest
 from ray_backfill.images.datasets.manifest import Settings, open_images
@@ -184,6 +185,7 @@ def test_images_in_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write_tree(tmp_path / "bucket", {"deep/1.png": RED, "deep/2.png": BLUE})
     store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     monkeypatch.setattr(paths, "open_system", lambda uri: (store, "bucket"))
+    monkeypatch.setattr(Bucket, "read", lambda of, key: ((tmp_path / of.name / key).read_bytes(), None))
     path = write_csv(
         tmp_path / "m.csv", "path,label,split", "1.png,a,train", "s3://bucket/deep/2.png,a,val", "9.png,a,val"
     )
