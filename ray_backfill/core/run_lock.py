@@ -135,7 +135,7 @@ def _locked_in_store(lock: StorePath, option: str, command: str) -> Iterator[Non
             interrupted as by Ctrl-C if the block is in the main thread; otherwise this comes at the end of the block.
     """
     owner, renewals, key, taken_by = uuid4().hex, 0, lock.key, ""
-    bucket = replace(lock.bucket, patience_s=_PATIENCE_S)
+    bucket, ended = replace(lock.bucket, patience_s=_PATIENCE_S), threading.Event()
 
     def put(only_if: Entry | None) -> Entry | None:
         """The lock if this process has it now, None if another has. only_if: the present one; None: there is none."""
@@ -148,13 +148,14 @@ def _locked_in_store(lock: StorePath, option: str, command: str) -> Iterator[Non
             with suppress(FileNotFoundError):
                 there, entry = bucket.read(key)
                 return entry if owner.encode() in there else None
-            return None if only_if is None else put(None)  # somebody has deleted it
+            return None if only_if is None or ended.is_set() else put(None)  # somebody has deleted it
 
     try:
         with step(f"lock {lock.parent}"):
             for path in (lock.parent, *lock.parent.parents):
-                if in_store(path) and path.key and path.is_file():
-                    raise InputError(f"{option} {path} is a file; give a folder")
+                with suppress(NotWritableError):  # rights may begin below
+                    if in_store(path) and path.is_file():
+                        raise InputError(f"{option} {path} is a file; give a folder")
             held = put(None)
         while held is None:
             try:
@@ -174,11 +175,14 @@ def _locked_in_store(lock: StorePath, option: str, command: str) -> Iterator[Non
             if (held := put(entry)) is not None:
                 say(f"{lock.parent}: the process that had locked it is gone; this one continues")
     except NotWritableError:
-        if any(is_finished(stage) for stage in lock.parent.iterdir() if stage.is_dir()):  # it can be shown again
-            yield
-            return
-        raise
-    ended, is_main = threading.Event(), threading.current_thread() is threading.main_thread()
+        is_shown = False
+        with suppress(InputError):  # what was refused first counts
+            is_shown = any(is_finished(stage) for stage in lock.parent.iterdir() if stage.is_dir())
+        if not is_shown:
+            raise
+        yield
+        return
+    is_main = threading.current_thread() is threading.main_thread()
 
     def renew() -> None:
         nonlocal taken_by
