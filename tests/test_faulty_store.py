@@ -16,6 +16,7 @@ from tests.faulty_store import PASSING, WRITES, Faults
 
 METHODS = ("--methods", "old", "rm_naive", "procrustes_query", "--merges", "raw", "--metrics", "CMC@1")
 OPTIONS = (*METHODS, "--orders", "random", "--points", "3")
+pytestmark = pytest.mark.full
 ONE_SERVER = pytest.mark.parametrize("s3_server", ["moto"], indirect=True)  # what is tested is said by the proxy
 
 
@@ -81,6 +82,7 @@ def test_a_run_whose_store_refuses_continues_when_it_is_mended(
     store: str, faults: Faults, data: Path, command: Command, fault: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_lock, "_RENEWED_S", 0.3)
+    monkeypatch.setattr(run_lock, "_GONE_S", 3)  # a lock that could not be deleted
     out = f"{store}/out"
     faults.rule = lambda method, path: (
         fault if (method == "POST" if fault == "undeletable" else method in WRITES and "results" in path) else ""

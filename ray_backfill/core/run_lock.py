@@ -154,7 +154,7 @@ def _locked_in_store(lock: StorePath, option: str, command: str) -> Iterator[Non
         with step(f"lock {lock.parent}"):
             for path in (lock.parent, *lock.parent.parents):
                 with suppress(NotWritableError):  # rights may begin below
-                    if in_store(path) and path.is_file():
+                    if in_store(path) and path.key and path.is_file():
                         raise InputError(f"{option} {path} is a file; give a folder")
             held = put(None)
         while held is None:

@@ -109,6 +109,7 @@ def test_a_killed_process_of_this_host_is_taken_over_at_once(
     assert not path_of(f"{store}/run").exists()
 
 
+@pytest.mark.full
 def test_a_process_of_another_host_is_taken_over_when_it_does_not_renew(store: str) -> None:
     with holder(f"{store}/run", "numbers of another host") as first:
         with (
@@ -124,6 +125,7 @@ def test_a_process_of_another_host_is_taken_over_when_it_does_not_renew(store: s
             assert owner(f"{store}/run") == os.getpid()
 
 
+@pytest.mark.full
 def test_who_was_cut_off_for_too_long_ends_and_names_the_other(
     store: str, s3_server: str, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +143,7 @@ def test_who_was_cut_off_for_too_long_ends_and_names_the_other(
     assert said.count("error") == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("s3_server", ["moto"], indirect=True)  # the proxy answers
 @pytest.mark.parametrize("fault", ["denied", "hang", "reset after"])
 def test_who_is_cut_off_for_a_while_keeps_the_lock(store: str, faults: Faults, fault: str) -> None:
@@ -183,6 +186,7 @@ def test_a_lock_that_somebody_deletes_is_made_again(store: str) -> None:
         assert owner(f"{store}/run") == os.getpid()
 
 
+@pytest.mark.full
 def test_of_ten_that_start_together_one_wins(store: str) -> None:
     ended = subprocess.run([sys.executable, "-c", TEN, f"{store}/run"], capture_output=True, text=True, timeout=60)
     assert sorted(ended.stdout.split()) == [*9 * ["lost"], "won"], ended
