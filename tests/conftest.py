@@ -21,6 +21,7 @@ import pytest
 from hypothesis import settings
 
 from tests.command import Command, Ended
+from tests.faulty_store import Faults, faulty
 from tests.object_store import SERVERS, client_variables, new_bucket, served
 
 # A shell without job control starts what runs in the background with Ctrl-C ignored, and its children keep that.
@@ -129,6 +130,17 @@ def store(s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> st
     for name, value in client_variables(s3_server, tmp_path / "copies").items():
         monkeypatch.setenv(name, value)
     return f"s3://{new_bucket(s3_server)}"
+
+
+@pytest.fixture
+def faults(store: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+    """What a proxy before the server of ``store`` does wrong, for this process and those that it starts."""
+    monkeypatch.setattr("ray_backfill.core.stores._TIMEOUT_S", 1.0)
+    monkeypatch.setattr("ray_backfill.core.stores._RETRY_S", 1.5)
+    monkeypatch.setattr("ray_backfill.core.run_lock._PATIENCE_S", 1.5)
+    with faulty(s3_server) as (address, faults):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        yield faults
 
 
 @pytest.fixture(autouse=True)

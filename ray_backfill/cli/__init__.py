@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from ray_backfill.core.errors import REMEDIES, InputError, Stopped, input_error_in
+from ray_backfill.core.errors import REMEDIES, InputError, Stopped, TakenOverError, input_error_in
 from ray_backfill.core.job import as_line
 from ray_backfill.core.printable import printable
 from ray_backfill.core.secrets import hide_in_logs, hide_in_process_list, learn
@@ -127,7 +127,7 @@ def interruptible() -> Iterator[None]:
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
-            if came and not isinstance(error, Stopped):
+            if came and not isinstance(error, Stopped | TakenOverError):
                 raise Stopped(came[0]) from error
             raise
 

@@ -68,6 +68,10 @@ def regular_file(path: Path) -> Path:
     return path
 
 
+class TakenOverError(InputError):
+    """Another process has taken over the folder of this run, so that this one has to end."""
+
+
 class Stopped(KeyboardInterrupt):
     """A signal asked this process to stop. signal: its number."""
 

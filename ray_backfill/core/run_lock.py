@@ -15,23 +15,25 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from uuid import uuid4
 
-from ray_backfill.core.errors import InputError
+from ray_backfill.core.errors import InputError, TakenOverError
 from ray_backfill.core.progress import say, step
 from ray_backfill.core.secrets import without_secrets
 from ray_backfill.core.stages import is_finished, make_folder
 from ray_backfill.core.store_path import StorePath, in_store
-from ray_backfill.core.stores import Entry
+from ray_backfill.core.stores import Entry, NotWritableError
 
 LOCK = ".lock"
 _HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 # Folders of a run that hold stages or are stages.
 _STAGES = ("backbones", "embeddings", "before", "maps", "results", "live")
-# A lock in a store is renewed so often, and its owner counts as gone if it was not for so long, in seconds.
-_RENEWED_S, _GONE_S = 10.0, 45.0
+# A lock in a store is renewed so often, by requests that take no longer than this, also if they hang; its owner counts
+# as gone if it was not renewed for so long, in seconds.
+_RENEWED_S, _PATIENCE_S, _GONE_S = 10.0, 8.0, 45.0
 
 
 @contextmanager
@@ -117,73 +119,83 @@ def _about(command: str, **more: str | int) -> bytes:
 
 
 def _pids() -> str:
-    """Where process numbers mean the same: containers of one host name may have numbers of their own."""
+    """Where process numbers mean the same: hosts may have one name, and their containers numbers of their own."""
     with suppress(OSError):
-        return f"{socket.gethostname()} {os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     return socket.gethostname()
 
 
 @contextmanager
 def _locked_in_store(lock: StorePath, option: str, command: str) -> Iterator[None]:
-    """As ``locked``, by an object that is put only if it is absent, or still the one that was read."""
-    owner, bucket, renewals = uuid4().hex, lock.bucket, 0
+    """As ``locked``, by an object that is put only if it is absent, or still the one that was read.
+
+    Raises:
+        TakenOverError: This process could not renew the lock for so long that another one has it now. It is
+            interrupted as by Ctrl-C if the block is in the main thread; otherwise this comes at the end of the block.
+    """
+    owner, renewals, key, taken_by = uuid4().hex, 0, lock.key, ""
+    bucket, ended = replace(lock.bucket, patience_s=_PATIENCE_S), threading.Event()
 
     def put(only_if: Entry | None) -> Entry | None:
-        """The lock, if this process has it now. A reply may be lost, so what is there decides. None: none is there."""
+        """The lock if this process has it now, None if another has. only_if: the present one; None: there is none."""
         nonlocal renewals
         renewals += 1
-        content = _about(command, owner=owner, renewals=renewals, pids=_pids())
         try:
-            return bucket.put(lock.key, content, only_if, is_new=only_if is None)
-        except (FileExistsError, InputError) as error:
-            try:
-                there, entry = bucket.read(lock.key)
-            except FileNotFoundError:
-                there = b""
-            if there == content:
-                return entry
-            if isinstance(error, InputError) and not there:
-                raise
-            return None
+            content = _about(command, owner=owner, renewals=renewals, pids=_pids())
+            return bucket.put(key, content, only_if, is_new=only_if is None)
+        except (FileExistsError, FileNotFoundError):  # if the answer to an earlier try was lost, it may be this one's
+            with suppress(FileNotFoundError):
+                there, entry = bucket.read(key)
+                return entry if owner.encode() in there else None
+            return None if only_if is None or ended.is_set() else put(None)  # somebody has deleted it
 
     try:
-        held = put(None)
-    except InputError:
-        if any(is_finished(stage) for stage in lock.parent.iterdir() if stage.is_dir()):  # it can be shown again
-            yield
-            return
-        raise
-    while held is None:
-        try:
-            there, entry = bucket.read(lock.key)
-        except FileNotFoundError:  # its owner has just ended
+        with step(f"lock {lock.parent}"):
+            for path in (lock.parent, *lock.parent.parents):
+                with suppress(NotWritableError):  # rights may begin below
+                    if in_store(path) and path.key and path.is_file():
+                        raise InputError(f"{option} {path} is a file; give a folder")
             held = put(None)
-            continue
-        if not _is_gone(there):
-            with step(f"{option} {lock.parent} is locked: wait to see whether its owner works"):
-                started, before = time.monotonic(), entry.mark
-                while time.monotonic() < started + _GONE_S:
-                    time.sleep(_RENEWED_S / 5)
-                    now = bucket.head(lock.key)
-                    if now is None or now.mark != before:
-                        break
-            if now is not None and now.mark != before:
+        while held is None:
+            try:
+                there, entry = bucket.read(key)
+            except FileNotFoundError:  # its owner has just ended
+                held = put(None)
+                continue
+            now: Entry | None = entry
+            if not _is_gone(there):
+                with step(f"{option} {lock.parent} is locked: wait to see whether its owner works"):
+                    started = time.monotonic()
+                    while now is not None and now.mark == entry.mark and time.monotonic() < started + _GONE_S:
+                        time.sleep(_RENEWED_S / 5)
+                        now = bucket.head(key)
+            if now is not None and now.mark != entry.mark:
                 raise InputError(f"{option} {lock.parent} is in use by {_described(there)}")
-        if (held := put(entry if bucket.head(lock.key) else None)) is not None:
-            say(f"{lock.parent}: the process that had locked it is gone; this one continues")
-    ended = threading.Event()
+            if (held := put(entry)) is not None:
+                say(f"{lock.parent}: the process that had locked it is gone; this one continues")
+    except NotWritableError:
+        is_shown = False
+        with suppress(InputError):  # what was refused first counts
+            is_shown = any(is_finished(stage) for stage in lock.parent.iterdir() if stage.is_dir())
+        if not is_shown:
+            raise
+        yield
+        return
+    is_main = threading.current_thread() is threading.main_thread()
 
     def renew() -> None:
+        nonlocal taken_by
         at: Entry | None = held
-        while not ended.wait(_RENEWED_S):
-            try:
+        while at is not None and not ended.wait(_RENEWED_S):
+            with suppress(InputError):  # no connection now, or no right; the next time decides
                 at = put(at)
-            except InputError:  # no connection now; the next time decides
-                continue
-            if at is None and not ended.is_set():
-                say(f"{lock} was taken over by another process, because this one was cut off; it ends here")
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
+        if at is None and not ended.is_set():
+            taken_by = "another process"
+            with suppress(InputError, FileNotFoundError):
+                taken_by = _described(bucket.read(key)[0])
+            if is_main:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     renewer = threading.Thread(target=renew, daemon=True)
     renewer.start()
@@ -191,10 +203,12 @@ def _locked_in_store(lock: StorePath, option: str, command: str) -> Iterator[Non
         yield
     finally:
         ended.set()
-        renewer.join()
+        renewer.join(_RENEWED_S)
         with suppress(InputError, FileNotFoundError):
-            if json.loads(bucket.read(lock.key)[0]).get("owner") == owner:
-                lock.unlink(missing_ok=True)
+            if owner.encode() in bucket.read(key)[0]:
+                bucket.delete(key)
+        if taken_by:
+            raise TakenOverError(f"{option} {lock.parent} was out of reach too long, and is now in use by {taken_by}")
 
 
 def _is_gone(holder: bytes) -> bool:

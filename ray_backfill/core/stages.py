@@ -23,6 +23,7 @@ from ray_backfill.core.progress import say
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.secrets import cleaned
 from ray_backfill.core.store_path import StorePath, in_store
+from ray_backfill.core.stores import NotWritableError
 
 _MANIFEST = "manifest.json"
 # The key once more, written once. It tells whose a folder is if the manifest is damaged.
@@ -32,10 +33,6 @@ COMPLETE = ".complete"
 # Files of which ``is_whole`` knows more than their size.
 _KINDS = (".parquet", ".safetensors", ".json")
 PathT = TypeVar("PathT", bound=Path)
-
-
-class NotWritableError(InputError):
-    """A file cannot be written."""
 
 
 class OtherSettingsError(InputError):

@@ -9,7 +9,7 @@ from pathlib import Path, PosixPath
 from time import time
 from typing import IO, Any, TypeGuard
 
-from ray_backfill.core.errors import InputError
+from ray_backfill.core.errors import InputError, why_not_installed
 from ray_backfill.core.stores import SCHEMES, Bucket, Entry, is_copy
 
 
@@ -19,7 +19,7 @@ def path_of(given: str | Path, or_source: bool = False) -> Path:
     A Path has made s3:/bucket of s3://bucket. or_source: take any other URI, too, as a path that does not exist.
 
     Raises:
-        InputError: A URI of another kind, or one that has options or names no bucket.
+        InputError: A URI of another kind, or one that has options or names no bucket; or its libraries are missing.
     """
     if isinstance(given, StorePath):
         return given
@@ -34,6 +34,8 @@ def path_of(given: str | Path, or_source: bool = False) -> Path:
         raise InputError(f"{uri[1]}:// needs a bucket, such as {uri[1]}://bucket/folder; {remedy}")
     if "?" in uri[2] or ".." in uri[2].split("/"):
         raise InputError(f"{given}: the address of a folder has no options and no ..; set AWS_ENDPOINT_URL and such")
+    if lacking := why_not_installed("obstore", "boto3"):
+        raise InputError(f"{uri[1]}:// {lacking}")
     return StorePath(f"{uri[1]}://{uri[2]}")
 
 

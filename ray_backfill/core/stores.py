@@ -9,8 +9,10 @@ reader sees the newest one (strong consistency), and a conditional PUT (If-None-
 several writers. S3, Google Cloud Storage, MinIO, Ceph and R2 have all three.
 """
 
+import errno
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,12 +21,12 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 from uuid import uuid4
 
-from ray_backfill.core.copies import cache_folder
-from ray_backfill.core.errors import InputError, why_not_installed
+from ray_backfill.core.copies import CACHE, cache_folder
+from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, task
 
 if TYPE_CHECKING:  # slow to import: help and errors do without
@@ -37,9 +39,44 @@ _PIECE, _AT_ONCE = 16 << 20, 8
 # Downloads of more bytes show their progress.
 _MANY = 64 << 20
 # A request, all its retries, and the connection, in seconds.
-_TIMEOUT_S, _RETRY_S, _CONNECT_S = 30, 60, 5
+_TIMEOUT_S, _RETRY_S, _CONNECT_S = 30.0, 60.0, 5.0
+# Botocore gives credentials that are valid for ten minutes at least, and is asked again before.
+_CREDENTIALS_MIN = 9
 # The bound of the folder of local copies in GB, and the seconds after its last use in which a copy stays.
 CACHE_GB, _IN_USE_S = "RAY_BACKFILL_CACHE_GB", 60
+# What is wrong, and the remedy, by what occurs in obstore's page of text about it. The first one counts.
+_AGAIN = "then run the same command again"
+_FULL = f"the store is full ({{code}}); free some space, {_AGAIN}"
+_NO_RIGHT = "the store refuses this ({code}); give these credentials the right to {verb} it"
+_REACH = f"no answer to use ({{code}}); check {{endpoint}}, the region and the network, {_AGAIN}"
+_NO_BUCKET = "NoSuchBucket|bucket does not exist"
+_WRONG = {
+    _NO_BUCKET: "there is no such bucket; make it, or correct its name",
+    "token request|service account|OAuth": "Google gives no credentials; name a file of some in "
+    "GOOGLE_APPLICATION_CREDENTIALS, or type gcloud auth application-default login",
+    "credential provider|botocore": f"its credentials cannot be renewed; mend what gives them, {_AGAIN}",
+    "InvalidContentType|certificate": "no https there ({code}); correct {endpoint}, or the server's certificate",
+    "BareRedirect|AuthorizationHeaderMalformed|IllegalLocation": "the bucket is in another region; set AWS_REGION",
+    "Expired|TokenRefreshRequired": f"the credentials have expired ({{code}}); renew them, {_AGAIN}",
+    "InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|TimeTooSkewed": "the store does not accept these "
+    "credentials ({code}); correct them, or the clock of this machine",
+    "QuotaExceeded|XMinioStorageFull|InsufficientStorage|status: 507": _FULL,
+    "AccessDenied|status: 40[13]|PermissionDenied": _NO_RIGHT,
+    "Header missing|unknown variant|Got invalid": "no object storage is there; correct {endpoint}",
+    "dns error": "its host has no address; correct {endpoint}, or the network",
+}
+_CODES = (
+    r"<Code>(\w+)</Code>",
+    r"status code: (\d+[\w ]*)",
+    r"\(code: (\w+)\)",
+    "(TimedOut|ConnectionRefused|IncompleteMessage|InvalidContentType|body error)",
+)
+_VERBS = {"list": "list request", "delete": "[?]delete|DeleteFailed", "write": "method: (PUT|POST)"}
+T = TypeVar("T")
+
+
+class NotWritableError(InputError):
+    """A file or an object cannot be written, or the store refuses this process more than that."""
 
 
 @dataclass(frozen=True)
@@ -70,94 +107,101 @@ class Bucket:
 
     scheme: str
     name: str
+    # A request, and all its retries, may take so long; None: as long as any.
+    patience_s: float | None = None
 
     def head(self, key: str) -> Entry | None:
         """The object of this key; None if there is none."""
         import obstore
+        from obstore.exceptions import BaseError
 
-        with self._asking(key):
+        def ask(store: "ObjectStore") -> Entry:
             try:
-                return _entry(obstore.head(open_bucket(self), key)) if key else None
-            except FileNotFoundError as error:
-                self._refuse_if_missing(error)
-                return None
+                return _entry(obstore.head(store, key))
+            except BaseError as error:
+                if re.search(
+                    r"method: HEAD[\s\S]*status: 4", str(error)
+                ):  # such an answer to HEAD has no text that says why
+                    obstore.get(store, key)
+                raise
+
+        try:
+            return self._ask(key, ask) if key else None
+        except FileNotFoundError:
+            return None
 
     def below(self, key: str) -> list[Entry]:
         """All objects below a folder, sorted by key; empty ones without a dot are folders to other clients."""
         import obstore
 
-        with self._asking(key):
-            try:
-                pages = obstore.list(open_bucket(self), f"{key}/" if key else None, chunk_size=1000)
-                entries = [_entry(meta) for page in pages for meta in page]
-            except FileNotFoundError as error:
-                self._refuse_if_missing(error)
-                return []
-        files = (entry for entry in entries if entry.key != key and (entry.size or "." in entry.key.rpartition("/")[2]))
+        def ask(store: "ObjectStore") -> list[Entry]:
+            pages = obstore.list(store, f"{key}/" if key else None, chunk_size=1000)
+            return [_entry(meta) for page in pages for meta in page]
+
+        entries = (entry for entry in self._ask(key, ask) if entry.key != key)
+        files = (entry for entry in entries if entry.size or "." in entry.key.rpartition("/")[2])
         return sorted(files, key=lambda entry: entry.key)
 
     def children(self, key: str) -> tuple[list[str], list[Entry]]:
         """Keys of the folders, and the objects, directly in a folder."""
         import obstore
 
-        with self._asking(key):
-            try:
-                listed = obstore.list_with_delimiter(open_bucket(self), f"{key}/" if key else None)
-            except FileNotFoundError as error:
-                self._refuse_if_missing(error)
-                return [], []
+        listed = self._ask(key, obstore.list_with_delimiter, f"{key}/" if key else None)
+        if not listed["common_prefixes"] and not listed["objects"]:
+            self.head(key)  # servers of something else list nothing, too, and an answer to this would be refused
         return list(listed["common_prefixes"]), [_entry(meta) for meta in listed["objects"] if meta["path"] != key]
 
     def read(self, key: str) -> tuple[bytes, Entry]:
         """A small object. Raises FileNotFoundError if there is none."""
         import obstore
 
-        with self._asking(key):
-            got = obstore.get(open_bucket(self), key)
+        def ask(store: "ObjectStore") -> tuple[bytes, Entry]:
+            got = obstore.get(store, key)
             return bytes(got.bytes()), _entry(got.meta)
+
+        return self._ask(key, ask)
 
     def tail(self, key: str, n_bytes: int) -> bytes:
         """The last bytes of an object, all if it has fewer. Raises FileNotFoundError if there is none."""
         import obstore
 
-        with self._asking(key):
-            last: Any = {"range": {"suffix": n_bytes}}
-            return bytes(obstore.get(open_bucket(self), key, options=last).bytes())
+        last: Any = {"range": {"suffix": n_bytes}}
+        return self._ask(key, lambda store: bytes(obstore.get(store, key, options=last).bytes()))
 
     def put(self, key: str, content: bytes | Path, only_if: Entry | None = None, is_new: bool = False) -> Entry:
         """Write an object. is_new: only if there is none. only_if: only if it is still this one, not of a listing.
 
         Raises:
             FileExistsError: The condition does not hold. After a reply that was lost it may be this very content.
+            FileNotFoundError: So may a store say that it is not this one, because there is none.
         """
         import obstore
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        with self._asking(key):
-            mode: Any = "create" if is_new else "overwrite"
+        mode: Any = "create" if is_new else "overwrite"
+        if only_if is not None:
+            mode = {"e_tag": only_if.mark} | ({"version": only_if.version} if only_if.version else {})
+        n_bytes = len(content) if isinstance(content, bytes) else content.stat().st_size
+        try:
+            done = self._ask(key, obstore.put, key, content, mode=mode, chunk_size=_PIECE)
+        except FileNotFoundError as error:
             if only_if is not None:
-                mode = {"e_tag": only_if.mark} | ({"version": only_if.version} if only_if.version else {})
-            n_bytes = len(content) if isinstance(content, bytes) else content.stat().st_size
-            try:
-                done = obstore.put(open_bucket(self), key, content, mode=mode, chunk_size=_PIECE)
-                return Entry(key, n_bytes, str(done["e_tag"]), time(), done["version"] or "")
-            except (AlreadyExistsError, PreconditionError) as error:
-                raise FileExistsError(f"{self.uri(key)} is there") from error
+                raise
+            raise self._refusal(key, str(error.__cause__)) from error
+        return Entry(key, n_bytes, str(done["e_tag"]), time(), done["version"] or "")
 
     def delete(self, *keys: str) -> None:
         """Delete objects; those that are not there are passed over."""
         import obstore
 
         for key in keys:  # not in bulk: servers answer that one differently, and only leftovers are deleted
-            with self._asking(key), suppress(FileNotFoundError):
-                obstore.delete(open_bucket(self), key)
+            with suppress(FileNotFoundError):
+                self._ask(key, obstore.delete, key)
 
     def copy(self, key: str, to: str) -> None:
         """Copy an object within the bucket, by the store itself."""
         import obstore
 
-        with self._asking(key):
-            obstore.copy(open_bucket(self), key, to)
+        self._ask(key, obstore.copy, key, to)
 
     def fetch(self, entries: list[Entry]) -> list[Path]:
         """Local copies of these objects, as new as they are."""
@@ -165,7 +209,8 @@ class Bucket:
         missing = [(entry, to) for entry, to in zip(entries, copies, strict=True) if not is_copy(entry, to)]
         n_bytes = sum(entry.size for entry, _ in missing)
         if missing:
-            _make_room(n_bytes)
+            with _local():
+                _make_room(n_bytes)
         with (
             task(f"fetch {self.uri('')}", n_bytes >> 20, "MB") if n_bytes > _MANY else _nothing() as shown,
             ThreadPoolExecutor(min(_AT_ONCE, max(1, len(missing)))) as pool,
@@ -180,15 +225,14 @@ class Bucket:
 
     def keep(self, entry: Entry, content: Path) -> None:
         """Move a local file to where the copy of an object is, whose content it has."""
-        to = self.copy_of(entry.key)
-        to.parent.mkdir(parents=True, exist_ok=True)
         os.utime(content, (time(), entry.stamp))
-        content.replace(to)
+        content.replace(self.copy_of(entry.key))
 
     def temporary(self, key: str) -> Path:
         """A new local file name, beside the copy of an object."""
         to = self.copy_of(key)
-        to.parent.mkdir(parents=True, exist_ok=True)
+        with _local():
+            to.parent.mkdir(parents=True, exist_ok=True)
         return to.with_name(f".{to.name}.{uuid4().hex[:12]}.tmp")
 
     def copy_of(self, key: str) -> Path:
@@ -202,64 +246,70 @@ class Bucket:
     def _download(self, entry: Entry, to: Path) -> None:
         """Fetch an object in pieces, all of one content."""
         import obstore
+        from obstore.exceptions import PreconditionError
 
-        to.parent.mkdir(parents=True, exist_ok=True)
-        half = to.with_name(f".{to.name}.{uuid4().hex[:12]}.tmp")
+        def ask(store: "ObjectStore", start: int, stop: int) -> Any:
+            how: Any = {"range": (start, stop), "if_match": entry.mark}
+            try:
+                return obstore.get(store, entry.key, options=how).bytes()
+            except PreconditionError as error:
+                raise InputError(f"{self.uri(entry.key)} was replaced while it was read; run again") from error
+
+        half = self.temporary(entry.key)
         try:
-            with half.open("wb") as file, self._asking(entry.key):
+            with _local(), half.open("wb") as file:
                 for start in range(0, entry.size, _PIECE):
                     stop = min(start + _PIECE, entry.size)
-                    same: Any = {"range": (start, stop), "if_match": entry.mark}
-                    piece = obstore.get(open_bucket(self), entry.key, options=same).bytes()
+                    piece = self._ask(entry.key, ask, start, stop)
                     if len(piece) != stop - start:
-                        raise OSError(f"{self.uri(entry.key)} ended after {start + len(piece):,} bytes")
+                        raise InputError(f"{self.uri(entry.key)} ended after {start + len(piece):,} bytes; run again")
                     file.write(piece)
             os.utime(half, (time(), entry.stamp))
             half.replace(to)
         finally:
             half.unlink(missing_ok=True)
 
-    def _refuse_if_missing(self, error: FileNotFoundError) -> None:
-        if "NoSuchBucket" in str(error) or "bucket does not exist" in str(error).lower():
-            raise InputError(f"{self.uri('')}: there is no such bucket; make it, or correct its name") from error
+    def _ask(self, key: str, request: Callable[..., T], *more: Any, **named: Any) -> T:
+        """What a request gives. Raises FileExistsError, FileNotFoundError, and InputError for all else, in one line."""
+        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
-    @contextmanager
-    def _asking(self, key: str) -> Iterator[None]:
-        """Raises InputError for what the store refuses."""
-        from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+        for is_last in (False, False, True):
+            try:
+                return request(open_bucket(self), *more, **named)
+            except (AlreadyExistsError, PreconditionError) as error:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.uri(key)) from error
+            except (BaseError, FileNotFoundError) as error:
+                # obstore repeats no request whose answer ends early, and no upload of which it lost an answer
+                text = str(error)
+                if not is_last and re.search("body error|NoSuchUpload", text):
+                    continue
+                if isinstance(error, FileNotFoundError) and not re.search(f"list request|{_NO_BUCKET}", text):
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.uri(key)) from error
+                raise self._refusal(key, text) from error
+        raise AssertionError("not reached")
 
-        try:
-            yield
-        except (PermissionDeniedError, UnauthenticatedError) as error:
-            raise InputError(
-                f"{self.uri(key)}: the store refuses this ({_code(error)}); give these credentials the right to list, "
-                "read, write and delete below it, or renew them if they have expired"
-            ) from error
-        except FileNotFoundError:
+    def _refusal(self, key: str, text: str) -> InputError:
+        """The error for what obstore says."""
+        verb = next((verb for verb, pattern in _VERBS.items() if re.search(pattern, text)), "read")
+        text = re.sub(r"https?://\S+", "", text.replace(key, "") if key else text)  # names may be any
+        codes = (code[1] for pattern in _CODES if (code := re.search(pattern, text)))
+        how = next((remedy for pattern, remedy in _WRONG.items() if re.search(pattern, text)), _REACH)
+        kind = NotWritableError if how in (_FULL, _NO_RIGHT) else InputError
+        endpoint = "AWS_ENDPOINT_URL" if self.scheme == "s3" else "STORAGE_EMULATOR_HOST"
+        how = how.format(code=next(codes, "no connection"), verb=verb, endpoint=endpoint)
+        return kind(f"{self.uri(key)}: {how}")
+
+
+@contextmanager
+def _local() -> Iterator[None]:
+    """Raises InputError for what the disk of the local copies refuses."""
+    try:
+        yield
+    except OSError as error:
+        if "://" in str(error.filename):  # an object
             raise
-        except BaseError as error:
-            text = str(error)
-            if "NoSuchBucket" in text:
-                raise InputError(f"{self.uri('')}: there is no such bucket; make it, or correct its name") from error
-            if any(word in text for word in ("QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507 ")):
-                raise InputError(f"{self.uri(key)}: the store is full; free some space, then run again") from error
-            raise InputError(f"{self.uri(key)}: no answer to use from the store ({_code(error)}); {_REACH}") from error
-
-
-_REACH = "check the address (AWS_ENDPOINT_URL), the region and the network, then run the same command again"
-
-
-def _code(error: BaseException) -> str:
-    """What a store said, in a few words: obstore's text is a page."""
-    import re
-
-    text = str(error)
-    code = re.search(r"<Code>(.*?)</Code>", text) or re.search(r"status:? ?(?:code )?(\d{3}[^,:\n]*)", text)
-    if code is None and "timed out" in text.lower():
-        return "timed out"
-    if code is None:
-        code = re.search(r"(?:Caused by:\s*|error: )([^\n]{3,100})(?![\s\S]*Caused by)", text)
-    return code[1].strip() if code else type(error).__name__
+        remedy = f"free some space there, or name another folder in {CACHE}"
+        raise InputError(f"{cache_folder()}: {(error.strerror or str(error)).lower()}; {remedy}") from error
 
 
 @contextmanager
@@ -269,18 +319,20 @@ def _nothing() -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def open_bucket(bucket: Bucket) -> "ObjectStore":
-    """The client of a bucket, one in each process."""
-    if lacking := why_not_installed("obstore", "boto3"):
-        raise InputError(f"{bucket.scheme}:// {lacking}")
+    """The client of a bucket, one in each process. Raises InputError without credentials to use."""
     from obstore.store import GCSStore, S3Store
 
     how: dict[str, Any] = {
         "client_options": {
-            "timeout": timedelta(seconds=_TIMEOUT_S),
+            "timeout": timedelta(seconds=bucket.patience_s or _TIMEOUT_S),
             "connect_timeout": timedelta(seconds=_CONNECT_S),
             "allow_http": True,
         },
-        "retry_config": {"max_retries": 8, "retry_timeout": timedelta(seconds=_RETRY_S)},
+        "retry_config": {
+            "max_retries": 15,  # 40 s, with random pauses, of which each is up to four times as long as the one before
+            "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10), "base": 4},
+            "retry_timeout": timedelta(seconds=bucket.patience_s or _RETRY_S),
+        },
     }
     if bucket.scheme == "gs":
         if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # Google's own clients read it, too
@@ -311,9 +363,15 @@ def open_bucket(bucket: Bucket) -> "ObjectStore":
 
             with suppress(OSError):
                 region = fs.resolve_s3_region(bucket.name)
-        provider = Boto3CredentialProvider(session)
-    except BotoCoreError as error:  # a profile that is not there, a file that cannot be read
-        raise InputError(f"{bucket.uri('')}: {str(error).splitlines()[0]}; correct AWS_PROFILE or its file") from error
+        provider = Boto3CredentialProvider(session, ttl=timedelta(minutes=_CREDENTIALS_MIN))
+    except (
+        BotoCoreError,
+        ValueError,
+    ) as error:  # an address that is none, a profile that is not there, a file that cannot be read
+        if isinstance(error, InputError):
+            raise
+        remedy = "correct the AWS_ variables or the file that gives this"
+        raise InputError(f"{bucket.uri('')}: {str(error).splitlines()[0]}; {remedy}") from error
     return S3Store(bucket.name, region=region or "us-east-1", credential_provider=provider, **how)
 
 
@@ -343,7 +401,10 @@ def _make_room(n_bytes: int) -> None:
     copies = [(path.stat(), path) for path in folder.rglob("*") if path.is_file()]
     used = sum(facts.st_size for facts, _ in copies)
     given = os.environ.get(CACHE_GB)
-    bound = float(given) * 1e9 if given else (shutil.disk_usage(folder).free + used) / 2
+    try:
+        bound = float(given) * 1e9 if given else (shutil.disk_usage(folder).free + used) / 2
+    except ValueError as error:
+        raise InputError(f"{CACHE_GB} must be a number of gigabytes, not {given!r}") from error
     before = used
     for facts, path in sorted(copies, key=lambda copy: copy[0].st_atime):
         if used + n_bytes <= bound or facts.st_atime > time() - _IN_USE_S:

@@ -9,8 +9,8 @@ from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.cli.runs import ForPrograms
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.outcome import Decision
-from ray_backfill.core.stages import NotWritableError
 from ray_backfill.core.store_path import path_of
+from ray_backfill.core.stores import NotWritableError
 
 
 @dataclass(frozen=True)
