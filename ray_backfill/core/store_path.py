@@ -4,6 +4,7 @@ import os
 import re
 import stat
 from collections.abc import Generator
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PosixPath
 from time import time
@@ -68,8 +69,9 @@ class StorePath(PosixPath):
 
     def __fspath__(self) -> str:
         if self.listed and is_copy(self.listed, copy := self.bucket.copy_of(self.key)):
-            os.utime(copy, (time(), copy.stat().st_mtime))
-            return str(copy)
+            with suppress(FileNotFoundError):  # another process has just made room
+                os.utime(copy, (time(), copy.stat().st_mtime))
+                return str(copy)
         entry = self.bucket.head(self.key)
         if entry is not None:
             return str(self.bucket.fetch([entry])[0])

@@ -225,6 +225,8 @@ class Bucket:
 
     def keep(self, entry: Entry, content: Path) -> None:
         """Move a local file to where the copy of an object is, whose content it has."""
+        with _local():
+            _make_room(entry.size)
         os.utime(content, (time(), entry.stamp))
         content.replace(self.copy_of(entry.key))
 
@@ -232,6 +234,7 @@ class Bucket:
         """A new local file name, beside the copy of an object."""
         to = self.copy_of(key)
         with _local():
+            cache_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
             to.parent.mkdir(parents=True, exist_ok=True)
         return to.with_name(f".{to.name}.{uuid4().hex[:12]}.tmp")
 
@@ -389,16 +392,28 @@ def is_copy(entry: Entry, path: Path) -> bool:
     return facts.st_size == entry.size and int(facts.st_mtime) == entry.stamp
 
 
+# Bytes that may be copied before all copies are looked at again.
+_until_a_look = 0.0
+
+
 def _make_room(n_bytes: int) -> None:
     """Delete the copies that were used longest ago until these bytes fit below the bound.
 
     An open or mapped file stays readable. Bound: RAY_BACKFILL_CACHE_GB, or half of what is free and used by copies.
+    Cost: a look at every copy, after each sixteenth of what was left.
     """
     import shutil
 
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    copies = [(path.stat(), path) for path in folder.rglob("*") if path.is_file()]
+    global _until_a_look
+    _until_a_look -= n_bytes
+    if _until_a_look > 0:
+        return
+    folder, copies = cache_folder(), []
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # others may not read what the bucket hides from them
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # another process makes room, too
+            if path.is_file():
+                copies.append((path.stat(), path))
     used = sum(facts.st_size for facts, _ in copies)
     given = os.environ.get(CACHE_GB)
     try:
@@ -411,6 +426,7 @@ def _make_room(n_bytes: int) -> None:
             break
         path.unlink(missing_ok=True)
         used -= facts.st_size
+    _until_a_look = max(0.0, bound - used - n_bytes) / 16
     if used < before:
         say(f"{folder}: {(before - used) / 1e9:.1f} GB of copies deleted, to stay below {bound / 1e9:.1f} GB")
 

@@ -105,6 +105,7 @@ def test_copies_stay_below_their_bound(store: str, monkeypatch: pytest.MonkeyPat
     for path in paths:
         opened.append(path.open("rb"))
         assert sum(copy.stat().st_size for copy in cache_folder().rglob("*.bin")) <= 3_000_000
+    assert cache_folder().stat().st_mode & 0o077 == 0  # what a bucket hides from other users
     for i, file in enumerate(opened):  # what was deleted meanwhile stays readable
         assert file.read() == bytes([i]) * 1_000_000
         file.close()
