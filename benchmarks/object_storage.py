@@ -22,9 +22,9 @@ import numpy as np
 import psutil
 from PIL import Image
 
+from ray_backfill.core.copies import cache_folder
 from ray_backfill.core.stages import read_json, write_whole
 from ray_backfill.core.store_path import path_of
-from ray_backfill.core.stores import cache_folder
 from tests.object_store import SERVERS, client_variables, new_bucket, served
 
 # Bytes of a file: about a part of 16,384 vectors of 1,024 dimensions.

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ray_backfill.core import run_lock
+from ray_backfill.core.copies import cache_folder
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.store_path import path_of
-from ray_backfill.core.stores import cache_folder
 from tests.bad_folder import SPLITS, write_split
 from tests.command import Command
 from tests.faulty_store import PASSING, WRITES, Faults

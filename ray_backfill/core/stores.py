@@ -392,8 +392,8 @@ def is_copy(entry: Entry, path: Path) -> bool:
     return facts.st_size == entry.size and int(facts.st_mtime) == entry.stamp
 
 
-# Bytes that may be copied before all copies are looked at again.
-_until_a_look = 0.0
+# Folder and bound of the copies -> bytes that may be copied before all of them are looked at again.
+_until_a_look: dict[tuple[Path, str | None], float] = {}
 
 
 def _make_room(n_bytes: int) -> None:
@@ -404,18 +404,16 @@ def _make_room(n_bytes: int) -> None:
     """
     import shutil
 
-    global _until_a_look
-    _until_a_look -= n_bytes
-    if _until_a_look > 0:
+    folder, given, copies = cache_folder(), os.environ.get(CACHE_GB), []
+    if (left := _until_a_look.get((folder, given), 0.0) - n_bytes) > 0:
+        _until_a_look[folder, given] = left
         return
-    folder, copies = cache_folder(), []
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # others may not read what the bucket hides from them
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # another process makes room, too
             if path.is_file():
                 copies.append((path.stat(), path))
     used = sum(facts.st_size for facts, _ in copies)
-    given = os.environ.get(CACHE_GB)
     try:
         bound = float(given) * 1e9 if given else (shutil.disk_usage(folder).free + used) / 2
     except ValueError as error:
@@ -426,7 +424,7 @@ def _make_room(n_bytes: int) -> None:
             break
         path.unlink(missing_ok=True)
         used -= facts.st_size
-    _until_a_look = max(0.0, bound - used - n_bytes) / 16
+    _until_a_look[folder, given] = max(0.0, bound - used - n_bytes) / 16
     if used < before:
         say(f"{folder}: {(before - used) / 1e9:.1f} GB of copies deleted, to stay below {bound / 1e9:.1f} GB")
 

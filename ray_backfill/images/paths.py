@@ -76,7 +76,8 @@ class Paths(Files):
         if not store:
             return Path(path).read_bytes()
         if re.fullmatch(r"(s3|gs)://[^?@]+", store):  # the others have options of pyarrow's own
-            return Bucket(*store.split("://")).read(path)[0]
+            scheme, name = store.split("://")
+            return Bucket(scheme, name).read(path)[0]
         system, bucket = self._system(store)
         with system.open_input_stream(f"{bucket}/{path}", compression=None) as stream:
             return stream.readall()

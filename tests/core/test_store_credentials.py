@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from ray_backfill.core.copies import cache_folder
 from ray_backfill.core.store_path import path_of
-from ray_backfill.core.stores import Bucket, cache_folder, open_bucket
+from ray_backfill.core.stores import Bucket, open_bucket
 from tests.bad_folder import SPLITS, write_split
 from tests.command import Command
 from tests.faulty_store import Faults

@@ -158,7 +158,7 @@ def test_a_killed_process(
     monkeypatch.setenv("RAY_BACKFILL_CACHE", str(place.local / f"other-{name}{seed}"))
     put, real = set[str](), Bucket.put
 
-    def noted(self: Bucket, key: str, *more: Any) -> str:
+    def noted(self: Bucket, key: str, *more: Any) -> Entry:
         put.add(key)
         return real(self, key, *more)
 
