@@ -22,7 +22,7 @@ from tests.head import BIN, Head, free_port, running_head
 from tests.jobs.conftest import ROOT, run
 from tests.object_store import client_variables, new_bucket, served
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full]
+pytestmark = [pytest.mark.cluster, pytest.mark.heavy]
 
 RECIPE = ["--new.training.epochs", "12", "--embed.part-rows", "20", "--methods", "rm"]
 REPLAY = ["--orders", "classifier_score", "--merges", "raw", "--points", "3"]
