@@ -165,6 +165,14 @@ PATHS = [
     Case("--data {data} --out {data}/gallery.parquet/run", ("gallery.parquet is a file; give",)),
 ]
 
+DOWNLOADS = [
+    Case(
+        "--model old --recipe cifar100 --download --data-root s3://bucket/run",
+        ("a folder on a disk to download to", "s3://bucket/run"),
+        command="train",
+    ),
+]
+
 # Every option that names a file or folder, in a store for which there are no credentials, or that is none of ours.
 REMOTE = [
     Case(arguments, (uri, "no credentials" if uri.startswith("s3:") else "neither on a disk nor in"), command=command)
@@ -181,7 +189,6 @@ REMOTE = [
         ("drill", "--out s3://bucket/run", "s3://bucket"),
         ("fit", "--data {data} --out s3://bucket/run", "s3://bucket"),
         ("train", "--model old --out s3://bucket/run", "s3://bucket"),
-        ("train", "--model old --recipe cifar100 --download --data-root s3://bucket/run", "s3://bucket"),
         ("embed", "--out hdfs://host:8020/run", "hdfs://host:8020/run"),
         ("embed", "--only s3://bucket/sample.parquet --out {tmp}/out", "s3://bucket"),
         ("sample", "s3://bucket/data --budget 5", "s3://bucket"),
@@ -327,4 +334,4 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-CASES = [*OPTIONS, *COMMANDS, *IMAGES, *PATHS, *REMOTE, *FILES, *COLUMNS]
+CASES = [*OPTIONS, *COMMANDS, *IMAGES, *PATHS, *REMOTE, *DOWNLOADS, *FILES, *COLUMNS]

@@ -104,7 +104,7 @@ def command_line() -> str:
 def shown(path: Path) -> Path:
     """The path for the terminal: relative to the working directory, if it is below."""
     relative = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return path_of(printable(str(relative)))
+    return path_of(printable(str(relative)), or_source=True)
 
 
 @contextmanager

@@ -158,9 +158,9 @@ def test_a_killed_process(
     monkeypatch.setenv("RAY_BACKFILL_CACHE", str(place.local / f"other-{name}{seed}"))
     put, real = set[str](), Bucket.put
 
-    def noted(self: Bucket, key: str, *more: Any) -> Entry:
+    def noted(self: Bucket, key: str, *more: Any, **named: Any) -> Entry:
         put.add(key)
-        return real(self, key, *more)
+        return real(self, key, *more, **named)
 
     monkeypatch.setattr(Bucket, "put", noted)
     RUNS[name][0](place.root, place.local, out)

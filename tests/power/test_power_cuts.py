@@ -97,7 +97,7 @@ def comparable(image: Image) -> dict[str, object]:
     """What must be equal after every interruption: all files but those about the run itself."""
     found: dict[str, object] = {}
     for path, data in image.items():
-        if data is None or Path(path).name.startswith(".") or path.endswith((".html", ".png")):
+        if data is None or Path(path).name.startswith(".") or path.endswith((".html", ".png", "_targets.json")):
             continue
         if any(fnmatch(path, f"run/live/{name}") for name in ("events/*", "journal.jsonl", "*.parquet", "*.json")):
             continue  # when things happened

@@ -49,7 +49,7 @@ def run_doctor(job: DoctorJob) -> None:
     """Print what the folder or the store holds and what is wrong."""
     from ray_backfill.compare.diagnose import diagnose, diagnose_store, print_diagnosis
 
-    path = path_of(job.data)
+    path = path_of(job.data, or_source=True)
     # gallery.parquet and items.lance may be folders, too.
     is_folder = path.is_dir() and path.suffix not in (".parquet", ".lance")
     if is_folder and job.settings != StoreSettings():
