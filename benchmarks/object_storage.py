@@ -32,8 +32,8 @@ _FILE = 64 << 20
 
 
 def server_cpu_s() -> float:
-    """CPU seconds of the server, a child of this process."""
-    times = [child.cpu_times() for child in psutil.Process().children()]
+    """CPU seconds of the server, which this process has started."""
+    times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
     return sum(of_child.user + of_child.system for of_child in times)
 
 
