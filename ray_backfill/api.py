@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ray_backfill.core.errors import InputError, input_error_in
-from ray_backfill.core.job import AT_END, JOB
+from ray_backfill.core.job import AT_END, say_job
 from ray_backfill.core.run_lock import locked
 from ray_backfill.core.store_path import path_of
 
@@ -415,7 +415,7 @@ def _running(out: str | Path | None, command: str, place: Mapping[str, Any], ove
         to = path_of(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
         stack.enter_context(locked(to, "out", command))
         stack.enter_context(AT_END)
-        JOB.update(command=command, out=str(to))
+        say_job(command=command, out=str(to))
         try:
             yield Context(to, place=ReplayPlace(**place), command=command, overwrite=overwrite)
         except Exception as error:

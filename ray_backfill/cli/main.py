@@ -13,7 +13,7 @@ from typing import Any
 
 from ray_backfill.cli import check_process, run_job
 from ray_backfill.core.errors import InputError, unknown_name
-from ray_backfill.core.job import JOB
+from ray_backfill.core.job import say_job
 
 # Subcommand -> its module, in the order in which users need them, as in ``pages/overview.txt``.
 COMMANDS = {
@@ -68,7 +68,7 @@ def _main(words: Sequence[str]) -> None:
         raise unknown_name("command", command, COMMANDS)
     asked = next((place for place, argument in enumerate(arguments) if argument in _HELP), None)
     if asked is None:
-        JOB["command"] = command
+        say_job(command=command)
         check_process()
         getattr(subcommand(command), f"run_{command}")(options_of(command, arguments).read())
     elif arguments[asked + 1 :] and not arguments[asked + 1].startswith("-"):

@@ -12,7 +12,7 @@ from ray_backfill.cli import absolute, command_line, interruptible
 from ray_backfill.cli.options import Options
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.job import AT_END, JOB
+from ray_backfill.core.job import AT_END, say_job
 from ray_backfill.core.outcome import Decision
 from ray_backfill.core.run_lock import locked
 from ray_backfill.images.datasets import download, published
@@ -155,7 +155,7 @@ def running(job: Any) -> Iterator[Context]:
     given = {name: getattr(job, name) for name in ("workers", "actors", "place", "overwrite") if hasattr(job, name)}
     out, command = absolute("--out", job.out), command_line()
     recipe, data = getattr(job, "recipe", ""), str(getattr(job, "data", ""))
-    JOB.update(command_line=command, out=str(out), recipe=recipe, data=data)
+    say_job(command_line=command, out=str(out), recipe=recipe, data=data)
     with interruptible(), locked(out, "--out", command), AT_END:
         yield Context(out, command=command, recipe=recipe, **given)
 

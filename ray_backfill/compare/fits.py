@@ -127,7 +127,7 @@ class Trial(MapJob):
         (method,) = find_methods((self.method,))
         split = read_train(self.data, method.models)
         assert split.validation is not None
-        with one_thread(method.is_trained), TemporaryDirectory() as scratch, reported_to(lambda *epoch: None):
+        with one_thread(method.is_trained), TemporaryDirectory() as scratch, reported_to(lambda epoch: None):
             network, score = Path(scratch) / method.name, None
             begin_stage(network, RunKey("map"))
             fit_map(network, method, train_set(split), self.settings, self.distance, device)

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from ray_backfill.core.copies import with_addresses
@@ -59,13 +58,6 @@ EXTRA_OF = dict.fromkeys(("torch", "transformers", "ray", "faiss"), "cpu") | {
     "obstore": "cloud",
     "boto3": "cloud",
 }
-
-
-def regular_file(path: Path) -> Path:
-    """The path, if a regular file or nothing is there. Raises InputError for pipes and devices, which may not end."""
-    if "://" not in str(path) and path.exists() and not path.is_file() and not path.is_dir():  # a store has none
-        raise InputError(f"{path} is a pipe or a device; write its content to a file, and give that")
-    return path
 
 
 class TakenOverError(InputError):

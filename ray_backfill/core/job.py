@@ -5,22 +5,57 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-# The command, its recipe or data, and the folder of its run, as far as they are known.
-JOB: dict[str, str] = {}
-# Closed when its run ends.
+
+@dataclass(frozen=True)
+class Job:
+    """What this process does; "" where it is not known. data: its folder, or address. out: the folder of the run."""
+
+    command: str = ""
+    command_line: str = ""
+    recipe: str = ""
+    data: str = ""
+    out: str = ""
+
+    @property
+    def known(self) -> dict[str, str]:
+        return {name: value for name, value in vars(self).items() if value}
+
+
+@dataclass(frozen=True)
+class TrainedEpoch:
+    """An epoch of a training. folder: of what is trained. number: from 1. metrics: at least loss and items_per_s."""
+
+    folder: Path
+    number: int
+    metrics: Mapping[str, float]
+
+
+# Closed when the run ends.
 AT_END = ExitStack()
-# Called with the folder of a training, an epoch (from 1) and its metrics.
-Sink = Callable[[Path, int, Mapping[str, float]], Any]
+Sink = Callable[[TrainedEpoch], Any]
+_job = Job()
 _sinks: list[Sink] = []
+
+
+def current_job() -> Job:
+    """What is known of the job of this process."""
+    return _job
+
+
+def say_job(**known: str) -> None:
+    """Fields of ``Job`` that have become known."""
+    global _job
+    _job = replace(_job, **known)
 
 
 def job_name(*stage: str) -> str:
     """A name that can be part of a path: ``landmarks-train-old`` is a stage of a run of the recipe landmarks."""
-    source = JOB.get("recipe") or Path(JOB.get("data", "")).name
+    source = _job.recipe or Path(_job.data).name
     return re.sub(r"[^\w.-]+", "-", "-".join(filter(None, (source, *stage))))
 
 
@@ -34,14 +69,14 @@ def as_line(line: str, level: str = "info", **facts: Any) -> str:
     if not says_json():
         return line
     message, time = line.removeprefix("error: "), datetime.now(UTC).isoformat(timespec="milliseconds")
-    said = {"time": time, "level": "error" if message != line else level, "command": JOB.get("command", "")}
+    said = {"time": time, "level": "error" if message != line else level, "command": _job.command}
     return json.dumps(said | {"message": message} | facts)
 
 
-def report(folder: Path, epoch: int, metrics: Mapping[str, float]) -> None:
-    """Say the metrics of an epoch of the training whose result is this folder."""
+def report(epoch: TrainedEpoch) -> None:
+    """Say that an epoch is done, to whoever asked last."""
     for sink in _sinks[-1:]:
-        sink(folder, epoch, metrics)
+        sink(epoch)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from ray_backfill.core.progress import say, step
 from ray_backfill.core.secrets import without_secrets
 from ray_backfill.core.stages import is_finished, make_folder
 from ray_backfill.core.store_path import StorePath, in_store
-from ray_backfill.core.stores import Entry, NotWritableError
+from ray_backfill.core.stores import ABSENT, Entry, NotWritableError
 
 LOCK = ".lock"
 _HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
@@ -127,88 +127,105 @@ def _pids() -> str:
 
 
 @contextmanager
-def _locked_in_store(lock: StorePath, option: str, command: str) -> Iterator[None]:
-    """As ``locked``, by an object that is put only if it is absent, or still the one that was read.
+def _locked_in_store(path: StorePath, option: str, command: str) -> Iterator[None]:
+    """As ``locked``, by an object that is put only if none is there, or still the one that was read.
 
     Raises:
         TakenOverError: This process could not renew the lock for so long that another one has it now. It is
             interrupted as by Ctrl-C if the block is in the main thread; otherwise this comes at the end of the block.
     """
-    owner, renewals, key, taken_by = uuid4().hex, 0, lock.key, ""
-    bucket, ended = replace(lock.bucket, patience_s=_PATIENCE_S), threading.Event()
-
-    def put(only_if: Entry | None) -> Entry | None:
-        """The lock if this process has it now, None if another has. only_if: the present one; None: there is none."""
-        nonlocal renewals
-        renewals += 1
-        try:
-            content = _about(command, owner=owner, renewals=renewals, pids=_pids())
-            return bucket.put(key, content, only_if, is_new=only_if is None)
-        except (FileExistsError, FileNotFoundError):  # if the answer to an earlier try was lost, it may be this one's
-            with suppress(FileNotFoundError):
-                there, entry = bucket.read(key)
-                return entry if owner.encode() in there else None
-            return None if only_if is None or ended.is_set() else put(None)  # somebody has deleted it
-
+    lock, folder = _StoreLock(path, option, command), path.parent
     try:
-        with step(f"lock {lock.parent}"):
-            for path in (lock.parent, *lock.parent.parents):
-                with suppress(NotWritableError):  # rights may begin below
-                    if in_store(path) and path.key and path.is_file():
-                        raise InputError(f"{option} {path} is a file; give a folder")
-            held = put(None)
-        while held is None:
-            try:
-                there, entry = bucket.read(key)
-            except FileNotFoundError:  # its owner has just ended
-                held = put(None)
-                continue
-            now: Entry | None = entry
-            if not _is_gone(there):
-                with step(f"{option} {lock.parent} is locked: wait to see whether its owner works"):
-                    started = time.monotonic()
-                    while now is not None and now.mark == entry.mark and time.monotonic() < started + _GONE_S:
-                        time.sleep(_RENEWED_S / 5)
-                        now = bucket.head(key)
-            if now is not None and now.mark != entry.mark:
-                raise InputError(f"{option} {lock.parent} is in use by {_described(there)}")
-            if (held := put(entry)) is not None:
-                say(f"{lock.parent}: the process that had locked it is gone; this one continues")
+        lock.take()
     except NotWritableError:
         is_shown = False
         with suppress(InputError):  # what was refused first counts
-            is_shown = any(is_finished(stage) for stage in lock.parent.iterdir() if stage.is_dir())
+            is_shown = any(is_finished(stage) for stage in folder.iterdir() if stage.is_dir())
         if not is_shown:
             raise
         yield
         return
-    is_main = threading.current_thread() is threading.main_thread()
-
-    def renew() -> None:
-        nonlocal taken_by
-        at: Entry | None = held
-        while at is not None and not ended.wait(_RENEWED_S):
-            with suppress(InputError):  # no connection now, or no right; the next time decides
-                at = put(at)
-        if at is None and not ended.is_set():
-            taken_by = "another process"
-            with suppress(InputError, FileNotFoundError):
-                taken_by = _described(bucket.read(key)[0])
-            if is_main:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    renewer = threading.Thread(target=renew, daemon=True)
+    renewer = threading.Thread(target=lock.renew, daemon=True)
     renewer.start()
     try:
         yield
     finally:
-        ended.set()
+        lock.ended.set()
         renewer.join(_RENEWED_S)
+        lock.release()
+        if lock.taken_by:
+            raise TakenOverError(f"{option} {folder} was out of reach too long, and is now in use by {lock.taken_by}")
+
+
+class _StoreLock:
+    """A lock that is an object. held: as this process put it last. taken_by: who has it instead, in words."""
+
+    def __init__(self, path: StorePath, option: str, command: str) -> None:
+        self.folder, self.key, self.option, self.command = path.parent, path.key, option, command
+        self.bucket = replace(path.bucket, patience_s=_PATIENCE_S)
+        self.owner, self.renewals, self.taken_by = uuid4().hex, 0, ""
+        self.is_main = threading.current_thread() is threading.main_thread()
+        self.ended = threading.Event()
+        self.held: Entry | None = None
+
+    def put(self, there: Entry) -> Entry | None:
+        """Put the lock where this one, or ABSENT, still is. None: another process has it."""
+        self.renewals += 1
+        content = _about(self.command, owner=self.owner, renewals=self.renewals, pids=_pids())
+        try:
+            return self.bucket.put(self.key, content, only_if=there)
+        except (FileExistsError, FileNotFoundError):  # if the answer to an earlier try was lost, it may be this one's
+            with suppress(FileNotFoundError):
+                text, entry = self.bucket.read(self.key)
+                return entry if self.owner.encode() in text else None
+            return None if there == ABSENT or self.ended.is_set() else self.put(ABSENT)  # somebody has deleted it
+
+    def take(self) -> None:
+        """Raises InputError if another process works here; NotWritableError if nothing can be put."""
+        with step(f"lock {self.folder}"):
+            for path in (self.folder, *self.folder.parents):
+                with suppress(NotWritableError):  # rights may begin below
+                    if in_store(path) and path.key and path.is_file():
+                        raise InputError(f"{self.option} {path} is a file; give a folder")
+            self.held = self.put(ABSENT)
+        while self.held is None:
+            try:
+                holder, entry = self.bucket.read(self.key)
+            except FileNotFoundError:  # its owner has just ended
+                self.held = self.put(ABSENT)
+                continue
+            if not _is_gone(holder) and self._is_renewed(entry):
+                raise InputError(f"{self.option} {self.folder} is in use by {_described(holder)}")
+            if (held := self.put(entry)) is not None:
+                say(f"{self.folder}: the process that had locked it is gone; this one continues")
+                self.held = held
+
+    def _is_renewed(self, entry: Entry) -> bool:
+        """Whether the owner of this lock renews it. Cost: some seconds if so, _GONE_S if not."""
+        now, started = self.bucket.head(self.key), time.monotonic()
+        with step(f"{self.option} {self.folder} is locked: wait to see whether its owner works"):
+            while now is not None and now.mark == entry.mark and time.monotonic() < started + _GONE_S:
+                time.sleep(_RENEWED_S / 5)
+                now = self.bucket.head(self.key)
+        return now is not None and now.mark != entry.mark
+
+    def renew(self) -> None:
+        """Put the lock again every few seconds until ``ended``, or another process has it."""
+        while self.held is not None and not self.ended.wait(_RENEWED_S):
+            with suppress(InputError):  # no connection now, or no right; the next time decides
+                self.held = self.put(self.held)
+        if self.held is None and not self.ended.is_set():
+            self.taken_by = "another process"
+            with suppress(InputError, FileNotFoundError):
+                self.taken_by = _described(self.bucket.read(self.key)[0])
+            if self.is_main:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def release(self) -> None:
+        """Delete the lock if it is this process's. Where that is refused, it stays."""
         with suppress(InputError, FileNotFoundError):
-            if owner.encode() in bucket.read(key)[0]:
-                bucket.delete(key)
-        if taken_by:
-            raise TakenOverError(f"{option} {lock.parent} was out of reach too long, and is now in use by {taken_by}")
+            if self.owner.encode() in self.bucket.read(self.key)[0]:
+                self.bucket.delete(self.key)
 
 
 def _is_gone(holder: bytes) -> bool:
@@ -221,7 +238,7 @@ def _is_gone(holder: bytes) -> bool:
     except ProcessLookupError:
         return True
     except (ValueError, LookupError, TypeError, OSError):
-        return False
+        pass
     return False
 
 

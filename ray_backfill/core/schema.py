@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ray_backfill.core.errors import InputError, regular_file
+from ray_backfill.core.errors import InputError
 from ray_backfill.core.printable import printable, printable_in
 from ray_backfill.core.runkey import other_format
 from ray_backfill.core.stages import read_json, write_whole
-from ray_backfill.core.store_path import in_store
+from ray_backfill.core.store_path import in_store, regular_file
 
 if TYPE_CHECKING:
     import pandas as pd  # slow to import: options and help do without

@@ -45,6 +45,13 @@ def in_store(path: Path) -> "TypeGuard[StorePath]":
     return isinstance(path, StorePath)
 
 
+def regular_file(path: Path) -> Path:
+    """The path, if a regular file or nothing is there. Raises InputError for pipes and devices, which may not end."""
+    if not in_store(path) and path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError(f"{path} is a pipe or a device; write its content to a file, and give that")
+    return path
+
+
 class StorePath(PosixPath):
     """A folder or file in a bucket: ``s3://bucket/folder/file``.
 

@@ -6,7 +6,7 @@ file in a bucket for everything that takes a Path.
 
 What a store guarantees is what this package relies on: an object appears whole or not at all (a PUT is atomic), a
 reader sees the newest one (strong consistency), and a conditional PUT (If-None-Match, If-Match) succeeds for one of
-several writers. S3, Google Cloud Storage, MinIO, Ceph and R2 have all three.
+several writers. Amazon and Google document all three.
 """
 
 import errno
@@ -98,6 +98,10 @@ class Entry:
         return int.from_bytes(blake2b(f"{self.mark} {self.size}".encode(), digest_size=4).digest()) >> 2
 
 
+# The object that is not there, as a condition.
+ABSENT = Entry("", 0, "", 0.0)
+
+
 @dataclass(frozen=True)
 class Bucket:
     """A bucket of a store; equal in every process, so it can be sent to workers, which open it with their own rights.
@@ -119,10 +123,8 @@ class Bucket:
             try:
                 return _entry(obstore.head(store, key))
             except BaseError as error:
-                if re.search(
-                    r"method: HEAD[\s\S]*status: 4", str(error)
-                ):  # such an answer to HEAD has no text that says why
-                    obstore.get(store, key)
+                if re.search(r"method: HEAD[\s\S]*status: 4", str(error)):
+                    obstore.get(store, key)  # an answer to HEAD has no text that says why
                 raise
 
         try:
@@ -168,8 +170,8 @@ class Bucket:
         last: Any = {"range": {"suffix": n_bytes}}
         return self._ask(key, lambda store: bytes(obstore.get(store, key, options=last).bytes()))
 
-    def put(self, key: str, content: bytes | Path, only_if: Entry | None = None, is_new: bool = False) -> Entry:
-        """Write an object. is_new: only if there is none. only_if: only if it is still this one, not of a listing.
+    def put(self, key: str, content: bytes | Path, only_if: Entry | None = None) -> Entry:
+        """Write an object. only_if: only if this one is still there, which no listing gave; ABSENT: only if none is.
 
         Raises:
             FileExistsError: The condition does not hold. After a reply that was lost it may be this very content.
@@ -177,14 +179,16 @@ class Bucket:
         """
         import obstore
 
-        mode: Any = "create" if is_new else "overwrite"
-        if only_if is not None:
+        mode: Any = "overwrite"
+        if only_if == ABSENT:
+            mode = "create"
+        elif only_if is not None:
             mode = {"e_tag": only_if.mark} | ({"version": only_if.version} if only_if.version else {})
         n_bytes = len(content) if isinstance(content, bytes) else content.stat().st_size
         try:
             done = self._ask(key, obstore.put, key, content, mode=mode, chunk_size=_PIECE)
         except FileNotFoundError as error:
-            if only_if is not None:
+            if only_if not in (None, ABSENT):  # it is gone
                 raise
             raise self._refusal(key, str(error.__cause__)) from error
         return Entry(key, n_bytes, str(done["e_tag"]), time(), done["version"] or "")
@@ -367,12 +371,9 @@ def open_bucket(bucket: Bucket) -> "ObjectStore":
             with suppress(OSError):
                 region = fs.resolve_s3_region(bucket.name)
         provider = Boto3CredentialProvider(session, ttl=timedelta(minutes=_CREDENTIALS_MIN))
-    except (
-        BotoCoreError,
-        ValueError,
-    ) as error:  # an address that is none, a profile that is not there, a file that cannot be read
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except (BotoCoreError, ValueError) as error:  # of a profile that is not there, a file, or an address that is none
         remedy = "correct the AWS_ variables or the file that gives this"
         raise InputError(f"{bucket.uri('')}: {str(error).splitlines()[0]}; {remedy}") from error
     return S3Store(bucket.name, region=region or "us-east-1", credential_provider=provider, **how)

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_backfill.core.errors import InputError, regular_file
+from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import fingerprint
 from ray_backfill.core.schema import footers, open_checked, read_checked, reading
+from ray_backfill.core.store_path import regular_file
 from ray_backfill.data.words import called, words_of
 from ray_backfill.engine.systems import IntArray
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ray_backfill.core.errors import InputError, regular_file
+from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
 from ray_backfill.core.stages import write_whole
-from ray_backfill.core.store_path import path_of
+from ray_backfill.core.store_path import path_of, regular_file
 from ray_backfill.data.columns import IMAGE, TEXT
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.leakage import own_items

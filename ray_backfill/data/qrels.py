@@ -16,7 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from ray_backfill.core.errors import InputError, regular_file
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.store_path import regular_file
 from ray_backfill.data.sources import open_source
 from ray_backfill.data.text import lines_of
 

@@ -13,10 +13,10 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from ray_backfill.core.errors import InputError, regular_file
+from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import write_checked
 from ray_backfill.core.stages import make_folder, write_whole
-from ray_backfill.core.store_path import in_store, path_of
+from ray_backfill.core.store_path import in_store, path_of, regular_file
 from ray_backfill.data.columns import MODELS, native
 from ray_backfill.data.folder import SPLITS, EmbeddingFolder, EmbeddingTable, read_folder, read_train
 from ray_backfill.data.identity import Identities, as_identities, stating

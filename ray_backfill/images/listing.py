@@ -54,7 +54,7 @@ class Listing(Files):
         return f"{self.root}/{self.name(position)}"
 
     def read(self, position: int) -> bytes:
-        return path_of(self.where(position)).read_bytes() if self.remote else Path(self.where(position)).read_bytes()
+        return path_of(self.where(position), or_source=True).read_bytes()
 
     def stamped(self) -> Iterator[str]:
         if in_store(root := path_of(self.root, or_source=True)):
@@ -96,7 +96,6 @@ def list_folders(root: str, below: Sequence[str] | None = None) -> Listing:
     folder_N = np.repeat(np.arange(len(filled), dtype=np.int32), list(map(len, filled.values())))
     all_names = pa.chunked_array(filled.values(), pa.large_string()).combine_chunks()
     listing = Listing(str(path), list(filled), folder_N, all_names)
-    listing.remote = in_store(path)
     require_images(root, listing, set(batches_of), "" if below is None else f" (in {', '.join(below)})")
     return listing
 

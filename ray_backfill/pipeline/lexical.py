@@ -13,8 +13,9 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ray_backfill.core.errors import InputError, regular_file
+from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import detail, track
+from ray_backfill.core.store_path import regular_file
 from ray_backfill.data.columns import as_ids, as_numbers
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.sources import client_of, open_source

@@ -11,12 +11,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
-from ray_backfill.core.job import report, reported_to
+from ray_backfill.core.job import TrainedEpoch, report, reported_to
 from ray_backfill.core.progress import Mirror, State, Task, duration, relay
 from ray_backfill.workers.waiting import answer_within
 from ray_backfill.workers.watch import EPOCH, LOSS, TRAINING_RATE, Watch
@@ -37,7 +36,7 @@ class _Board:
 
     def __init__(self) -> None:
         self.states: dict[str, list[State]] = {}
-        self.epochs: list[Any] = []
+        self.epochs: list[TrainedEpoch] = []
 
     def write(self, sender: str, states: list[State]) -> None:
         self.states[sender] = states
@@ -45,10 +44,10 @@ class _Board:
     def end(self, sender: str) -> None:
         self.states.pop(sender, None)
 
-    def report(self, *epoch: Any) -> None:
+    def report(self, epoch: TrainedEpoch) -> None:
         self.epochs.append(epoch)
 
-    def read(self, known: int) -> tuple[dict[str, list[State]], list[Any]]:
+    def read(self, known: int) -> tuple[dict[str, list[State]], list[TrainedEpoch]]:
         """By sender, the earliest first; and the epochs after those that are known."""
         return self.states, self.epochs[known:]
 
@@ -64,10 +63,12 @@ def shown_in(own: Task) -> Iterator[ActorHandle]:
         nonlocal known
         states, epochs = answer_within(board.read.remote(known), _PATIENCE_S)
         known += len(epochs)
-        for folder, epoch, metrics in epochs:
-            report(folder, epoch, metrics)
-            for gauge, value in ((EPOCH, epoch), (LOSS, metrics["loss"]), (TRAINING_RATE, metrics["items_per_s"])):
-                watch.set(gauge, value, folder.name)
+        for epoch in epochs:
+            report(epoch)
+            for gauge, value in (
+                (EPOCH, epoch.number), (LOSS, epoch.metrics["loss"]), (TRAINING_RATE, epoch.metrics["items_per_s"]),
+            ):  # fmt: skip
+                watch.set(gauge, value, epoch.folder.name)
         mirrors.show(states)
 
     def poll() -> None:
@@ -141,7 +142,7 @@ def sent_to(board: ActorHandle, is_first: bool) -> Iterator[None]:
     """In a worker, within the block: the first worker sends its running rows and epochs, the others show nothing."""
     with (
         relay(partial(board.write.remote, "first worker") if is_first else lambda states: None),
-        reported_to(partial(_send_epoch, board) if is_first else lambda *epoch: None),
+        reported_to(partial(_send_epoch, board) if is_first else lambda epoch: None),
     ):
         yield
 
@@ -163,7 +164,7 @@ def sent_as_row(board: ActorHandle, sender: str) -> Iterator[None]:
         board.end.remote(sender)
 
 
-def _send_epoch(board: ActorHandle, *epoch: Any) -> None:
+def _send_epoch(board: ActorHandle, epoch: TrainedEpoch) -> None:
     """Wait until it is there: where it is the last one, this process ends."""
     with suppress(ray.exceptions.RayError, ConnectionError):
-        answer_within(board.report.remote(*epoch), _PATIENCE_S)
+        answer_within(board.report.remote(epoch), _PATIENCE_S)

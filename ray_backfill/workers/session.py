@@ -16,7 +16,7 @@ import ray
 from ray.job_config import JobConfig
 
 from ray_backfill.core.errors import InputError, Stopped
-from ray_backfill.core.job import AT_END, JOB, job_name
+from ray_backfill.core.job import AT_END, current_job, job_name
 from ray_backfill.core.progress import detail, say, step
 from ray_backfill.core.secrets import cleaned
 from ray_backfill.workers.gpus import check_gpus
@@ -75,13 +75,13 @@ def session() -> Iterator[None]:
         return
     is_own, is_submitted = not os.environ.get("RAY_ADDRESS"), "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     # Ray's dashboard knows only the last connection of a submitted job, and fails to show trainings of others.
-    with nullcontext(AT_END) if is_submitted and "out" in JOB else ExitStack() as stack:
+    with nullcontext(AT_END) if is_submitted and current_job().out else ExitStack() as stack:
         stack.enter_context(rays_notices_as_lines())
         stack.enter_context(nullcontext() if is_own else watched(watch_cluster))
         with step("start Ray"), _keeping_signal_handlers():
             _start()
         stack.callback(_stop)
-        if is_own and (out := Path(JOB.get("out", "no run"))).is_dir():
+        if is_own and (out := Path(current_job().out or "no run")).is_dir():
             write_targets(out / "prometheus_targets.json")
         if is_own:
             stack.enter_context(watched(watch_own))
@@ -103,7 +103,11 @@ def _start() -> None:
             raise InputError(f"no Ray answers at RAY_ADDRESS={address}; start its head, or unset the variable")
         with _without_note_of_level(), rays_mismatch_as_line():
             os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # the dashboard's tab Train
-            ray.init(log_to_driver=False, logging_level=logging.WARNING, job_config=JobConfig(metadata=cleaned(JOB)))
+            ray.init(
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                job_config=JobConfig(metadata=cleaned(current_job().known)),
+            )
         return
     for name, value in _LOCAL_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -132,7 +136,7 @@ def _start_local() -> None:
                     object_store_memory=500 << 20,
                     log_to_driver=False,
                     logging_level=logging.WARNING,
-                    job_config=JobConfig(metadata=cleaned(JOB)),
+                    job_config=JobConfig(metadata=cleaned(current_job().known)),
                 )
             return
         except Exception as error:  # of no type of its own

@@ -4,14 +4,14 @@ A tracker works in a thread of the driver. So workers need no library and no cre
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Literal
 
-from ray_backfill.core.job import reported_to
+from ray_backfill.core.job import TrainedEpoch, reported_to
 from ray_backfill.core.progress import say, step
 from ray_backfill.core.secrets import without_secrets
 from ray_backfill.core.store_path import in_store
@@ -74,7 +74,7 @@ def tracked(out: Path, tracker: Literal["tensorboard", "mlflow", "wandb"] | None
     if tracker is None:
         yield
         return
-    epochs: SimpleQueue[tuple[Path, int, Mapping[str, float]] | None] = SimpleQueue()
+    epochs: SimpleQueue[TrainedEpoch | None] = SimpleQueue()
     without = f"--workers.log-to {tracker}: %s; the run goes on without it"
     open_log, logs = _TRACKERS[tracker], dict[Path, _Log]()
 
@@ -82,19 +82,19 @@ def tracked(out: Path, tracker: Literal["tensorboard", "mlflow", "wandb"] | None
         try:
             os.environ.update(_VARIABLES | os.environ)
             with ExitStack() as running:
-                while reported := epochs.get():
-                    folder, epoch, metrics = reported
-                    if folder not in logs:
-                        logs[folder] = running.enter_context(open_log(out, str(folder.relative_to(out))))
-                    for metric, value in metrics.items():
-                        logs[folder](metric, value, epoch)
+                while epoch := epochs.get():
+                    if epoch.folder not in logs:
+                        name = str(epoch.folder.relative_to(out))
+                        logs[epoch.folder] = running.enter_context(open_log(out, name))
+                    for metric, value in epoch.metrics.items():
+                        logs[epoch.folder](metric, value, epoch.number)
         except Exception as error:
             say(without % without_secrets(f"{type(error).__name__}: {error}").splitlines()[0], "warning")
 
     thread = Thread(target=log, daemon=True)
     thread.start()
     try:
-        with reported_to(lambda *epoch: epochs.put(epoch)):
+        with reported_to(epochs.put):
             yield
     finally:
         epochs.put(None)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import ray
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from ray_backfill.core.job import JOB
+from ray_backfill.core.job import current_job
 from ray_backfill.core.stages import write_whole
 
 # From 1 ms to 10 s, six in each power of ten.
@@ -53,7 +53,7 @@ class Watch:
     """Writes metrics with these tags; None: the run. A thread sets every gauge again regularly, until ``close``."""
 
     def __init__(self, metrics: Sequence[LiveMetric] = RUN_METRICS, tags: dict[str, str] | None = None) -> None:
-        tags = tags or {"run": Path(JOB.get("out", "")).name or "run"}
+        tags = tags or {"run": Path(current_job().out).name or "run"}
         self._metrics = {metric: _made(metric, tags) for metric in metrics}
         self._values: dict[tuple[LiveMetric, str], float] = {}
         self._lock = threading.Lock()

@@ -16,7 +16,7 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.job import report
+from ray_backfill.core.job import TrainedEpoch, report
 from ray_backfill.workers import trackers
 from ray_backfill.workers.settings import Workers
 from ray_backfill.workers.trackers import tracked
@@ -104,7 +104,7 @@ def test_every_epoch_of_every_training_is_there(
     with tracked(out, tracker):  # type: ignore[arg-type]
         for epoch in (1, 2, 3):
             for number, name in enumerate(MAPS):
-                report(out / name, epoch, {"loss": number + 1 / epoch, "items_per_s": 100.0 * epoch})
+                report(TrainedEpoch(out / name, epoch, {"loss": number + 1 / epoch, "items_per_s": 100.0 * epoch}))
     assert " goes on without it" not in capsys.readouterr().err
     wanted: Epochs = {
         name: {"loss": [(e, number + 1 / e) for e in (1, 2, 3)], "items_per_s": [(e, 100 * e) for e in (1, 2, 3)]}
@@ -118,7 +118,7 @@ def test_every_epoch_of_every_training_is_there(
         for metric, values in metrics.items():
             np.testing.assert_allclose(there[name][metric], values, rtol=1e-6)
     assert not [p for p in out.rglob("*") if p.is_file() and b"tiger-of-siberia" in p.read_bytes()]
-    report(out / MAPS[0], 4, {"loss": 0.0})  # to nobody
+    report(TrainedEpoch(out / MAPS[0], 4, {"loss": 0.0}))  # to nobody
 
 
 def test_a_tracker_that_fails_is_said_once_and_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,7 +126,7 @@ def test_a_tracker_that_fails_is_said_once_and_ends_nothing(tmp_path: Path, caps
     done = []
     with tracked(tmp_path, "tensorboard"):
         for epoch in range(1, 4):
-            report(tmp_path / "maps" / "rm", epoch, {"loss": 1.0})
+            report(TrainedEpoch(tmp_path / "maps" / "rm", epoch, {"loss": 1.0}))
             time.sleep(0.1)
             done.append(epoch)
     assert done == [1, 2, 3]
@@ -142,7 +142,7 @@ def test_a_tracker_that_hangs_is_not_waited_for(
     monkeypatch.setitem(trackers._TRACKERS, "mlflow", lambda out, name: time.sleep(30))
     began = time.monotonic()
     with tracked(tmp_path, "mlflow"):
-        report(tmp_path / "maps" / "rm", 1, {"loss": 1.0})
+        report(TrainedEpoch(tmp_path / "maps" / "rm", 1, {"loss": 1.0}))
     assert time.monotonic() - began < 5
     assert "0.2 s" in capsys.readouterr().err
 

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from ray_backfill.core.job import JOB, as_line, job_name, report, reported_to
+from ray_backfill.core import job
+from ray_backfill.core.job import Job, TrainedEpoch, as_line, job_name, report, reported_to
 from ray_backfill.core.streams import said_if_it_dies
 
 
 def test_a_stage_is_named_after_the_recipe_or_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(JOB, "recipe", "")
-    monkeypatch.setitem(JOB, "data", "/data/my shop: 2024/")
+    monkeypatch.setattr(job, "_job", Job(data="/data/my shop: 2024/"))
     assert job_name("fit", "rm") == "my-shop-2024-fit-rm"
-    monkeypatch.setitem(JOB, "recipe", "landmarks")
+    monkeypatch.setattr(job, "_job", Job(data="/data/my shop: 2024/", recipe="landmarks"))
     assert job_name("train", "old") == "landmarks-train-old"
-    monkeypatch.setitem(JOB, "recipe", "")
-    monkeypatch.setitem(JOB, "data", "")
+    monkeypatch.setattr(job, "_job", Job())
     assert job_name("embed") == "embed"
 
 
@@ -27,7 +26,7 @@ def test_a_line_is_an_object_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("RAY_BACKFILL_LOG", raising=False)
     assert as_line("error: no Ray", "warning", done=1) == "error: no Ray"
     monkeypatch.setenv("RAY_BACKFILL_LOG", "json")
-    monkeypatch.setitem(JOB, "command", "fit")
+    monkeypatch.setattr(job, "_job", Job(command="fit"))
     said = json.loads(as_line("error: no \x1b[1m\nRay – 3 %"))
     assert timedelta(0) <= datetime.now(UTC) - datetime.fromisoformat(said.pop("time")) < timedelta(seconds=10)
     assert said == {"level": "error", "command": "fit", "message": "no \x1b[1m\nRay – 3 %"}
@@ -52,12 +51,16 @@ with said_if_it_dies("error: it died"):
 
 
 def test_epochs_go_to_the_innermost_listener() -> None:
-    heard: list[tuple[str, int]] = []
-    report(Path("maps/rm"), 1, {"loss": 0.5})
-    with reported_to(lambda folder, epoch, metrics: heard.append((folder.name, epoch))):
-        report(Path("maps/rm"), 2, {"loss": 0.4})
-        with reported_to(lambda *epoch: None):
-            report(Path("maps/rm"), 3, {"loss": 0.3})
-        report(Path("maps/rm"), 4, {"loss": 0.2})
-    report(Path("maps/rm"), 5, {"loss": 0.1})
-    assert heard == [("rm", 2), ("rm", 4)]
+    heard: list[int] = []
+
+    def say(number: int) -> None:
+        report(TrainedEpoch(Path("maps/rm"), number, {"loss": 1 / number}))
+
+    say(1)
+    with reported_to(lambda epoch: heard.append(epoch.number)):
+        say(2)
+        with reported_to(lambda epoch: None):
+            say(3)
+        say(4)
+    say(5)
+    assert heard == [2, 4]

@@ -14,7 +14,7 @@ from ray_backfill.core.copies import cache_folder
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.store_path import StorePath, path_of
-from ray_backfill.core.stores import SCHEMES, Bucket
+from ray_backfill.core.stores import ABSENT, SCHEMES, Bucket
 from tests.object_store import google_like
 
 NAMES = ["plain.txt", "with space", "per%20cent", "hash#1", "ä-é.txt", "a+b=c&d", "deep/er/file.bin", ".hidden", "x/y"]
@@ -172,9 +172,9 @@ def test_a_folder_is_replaced_whole(store: str, dies: str, monkeypatch: pytest.M
 
 def test_one_of_several_writers_succeeds(store: str) -> None:
     bucket = (path_of(store) / "lock").bucket  # type: ignore[attr-defined]
-    first = bucket.put("lock", b"1", is_new=True)
+    first = bucket.put("lock", b"1", only_if=ABSENT)
     with pytest.raises(FileExistsError):
-        bucket.put("lock", b"2", is_new=True)
+        bucket.put("lock", b"2", only_if=ABSENT)
     second = bucket.put("lock", b"3", only_if=first)
     with pytest.raises(FileExistsError):
         bucket.put("lock", b"4", only_if=first)

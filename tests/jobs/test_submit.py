@@ -82,10 +82,10 @@ def test_they_need_none_for_the_recipe_as_it_is(tmp_path: Path) -> None:
 
 
 _DRIVER = """
-from ray_backfill.core.job import JOB
+from ray_backfill.core.job import say_job
 from ray_backfill.workers.session import session
 import ray
-JOB.update(command="fit", data="postgresql://me:tiger-of-siberia@host/db")
+say_job(command="fit", data="postgresql://me:tiger-of-siberia@host/db")
 with session():
     print(ray.get_runtime_context().get_job_id())"""
 

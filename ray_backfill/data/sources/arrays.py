@@ -18,8 +18,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_backfill.core.copies import with_addresses
-from ray_backfill.core.errors import InputError, regular_file
-from ray_backfill.core.store_path import path_of
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.store_path import path_of, regular_file
 from ray_backfill.data.columns import native
 from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind
 

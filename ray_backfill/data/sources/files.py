@@ -20,7 +20,8 @@ import pyarrow.ipc
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from ray_backfill.core.errors import InputError, regular_file
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.store_path import regular_file
 from ray_backfill.core.stores import open_system
 from ray_backfill.data.identity import one_model_each, stated_in, stating
 from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind, skipping

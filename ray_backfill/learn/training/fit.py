@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.job import report
+from ray_backfill.core.job import TrainedEpoch, report
 from ray_backfill.core.plugins import Deferred
 from ray_backfill.core.progress import step
 from ray_backfill.core.stages import finish_stage
@@ -367,7 +367,8 @@ def fit_into(
         def on_epoch(epoch: int, loss: float) -> None:
             nonlocal last_loss, since
             last_loss, before, since = loss, since, time.monotonic()
-            report(folder, epoch, {"loss": loss, "items_per_s": len(data) / max(since - before, 1e-9)})
+            rate = len(data) / max(since - before, 1e-9)
+            report(TrainedEpoch(folder, epoch, {"loss": loss, "items_per_s": rate}))
             shown.note(f"epoch {epoch} of {epochs}, loss {loss:.3f}")
 
         fitted = fit.fit(data, settings, distance, place, on_epoch)

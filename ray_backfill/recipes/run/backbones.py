@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.job import job_name, report
+from ray_backfill.core.job import TrainedEpoch, job_name, report
 from ray_backfill.core.progress import Task, say, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, remove_folder, write_json
@@ -171,7 +171,7 @@ def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
     def on_epoch(epoch: Epoch) -> None:
         metrics = {"epoch": epoch.epoch, "loss": epoch.loss, "accuracy": epoch.accuracy, **epoch.shares}
         history.append(metrics)
-        report(path_of(config["folder"]), epoch.epoch, metrics | {"items_per_s": epoch.images_per_s})
+        report(TrainedEpoch(path_of(config["folder"]), epoch.epoch, metrics | {"items_per_s": epoch.images_per_s}))
         if not is_first:
             ray.train.report(metrics)
             return

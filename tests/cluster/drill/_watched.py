@@ -92,9 +92,9 @@ class Run:
     """A run that has trained two backbones and embeds."""
 
     def __init__(self) -> None:
-        from ray_backfill.core.job import JOB  # that of this process: a global of this file is sent as a copy
+        from ray_backfill.core.job import say_job  # that of this process: a global of this file is sent as a copy
 
-        JOB["out"] = "/runs/scraped"
+        say_job(out="/runs/scraped")
         self.watch = Watch()
 
     def run(self, folder: Path) -> int:
