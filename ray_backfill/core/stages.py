@@ -172,11 +172,16 @@ def settle(folder: Path, ours: Collection[str]) -> None:
 
 
 def _settle_in_store(new: StorePath, folder: StorePath, ours: Collection[str] | None) -> None:
-    """As ``settle``: copies a complete ``new``, the manifest last, or deletes an incomplete one. ours: None: all."""
+    """As ``settle``: copies a complete ``new``, or deletes an incomplete one. ours: None: all.
+
+    The old manifest goes first and the new one comes last, so that no reader takes a mixture for a finished folder.
+    """
     there, complete = new.sizes(), new / COMPLETE
     if complete in there:
         names = [path.parts[len(new.parts) :] for path in there if path != complete]
-        for name in sorted(names, key=lambda name: name[-1].endswith(_MANIFEST) or name[-1].startswith(".")):
+        manifests = [name for name in names if name[-1].endswith(_MANIFEST)]
+        new.bucket.delete(*(folder.joinpath(*name).key for name in manifests))
+        for name in sorted(names, key=lambda name: name in manifests):
             new.bucket.copy(new.joinpath(*name).key, folder.joinpath(*name).key)
         for path in folder.sizes():
             name = path.parts[len(folder.parts) :]

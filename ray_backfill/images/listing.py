@@ -96,6 +96,7 @@ def list_folders(root: str, below: Sequence[str] | None = None) -> Listing:
     folder_N = np.repeat(np.arange(len(filled), dtype=np.int32), list(map(len, filled.values())))
     all_names = pa.chunked_array(filled.values(), pa.large_string()).combine_chunks()
     listing = Listing(str(path), list(filled), folder_N, all_names)
+    listing.remote = in_store(path)
     require_images(root, listing, set(batches_of), "" if below is None else f" (in {', '.join(below)})")
     return listing
 

@@ -4,16 +4,18 @@ import os
 import pickle
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 
 from ray_backfill.core import stages
 from ray_backfill.core.copies import cache_folder
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
-from ray_backfill.core.store_path import StorePath, path_of
+from ray_backfill.core.store_path import path_of
 from ray_backfill.core.stores import ABSENT, SCHEMES, Bucket
 from tests.object_store import google_like
 
@@ -130,44 +132,78 @@ def test_a_stage_is_begun_continued_and_finished(store: str) -> None:
     assert relative(folder.rglob("*"), folder) == {"manifest.json", ".key.json"}
 
 
-@pytest.mark.parametrize("dies", ["never", "in the block", "before the copy", "in the copy", "in the end"])
-def test_a_folder_is_replaced_whole(store: str, dies: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = path_of(store) / "results"
-    assert isinstance(folder, StorePath)
-    for name in ("manifest.json", "ours.txt", "gone.txt", "theirs.txt"):
-        (folder / name).write_text("old")
-    ours = ("manifest.json", "ours.txt", "gone.txt", "more.txt")
-    # Which request of a kind fails: "delete" is called once before, and for a file that is gone.
-    failing = {"before the copy": ("copy", 0), "in the copy": ("copy", 1), "in the end": ("delete", 2)}.get(dies)
-    if failing is not None:
-        real, left = getattr(Bucket, failing[0]), [failing[1]]
+def contents(folder: Path) -> dict[str, str]:
+    return {name: (folder / name).read_text() for name in relative(folder.rglob("*"), folder)}
 
-        def fails(*arguments: Any) -> None:
-            if left[0] == 0:
-                raise KeyboardInterrupt
-            left[0] -= 1
-            real(*arguments)
 
-        monkeypatch.setattr(Bucket, failing[0], fails)
-    try:
-        with stages.replaced_whole(folder, ours) as new:
-            for name in ("ours.txt", "more.txt", "manifest.json"):
-                stages.write_whole(new / name, lambda temporary: temporary.write_text("new"))
-            if dies == "in the block":
+@contextmanager
+def dying_at(number: int) -> Iterator[list[int]]:
+    """Within the block, the process dies at this request that writes, from 0. Yields how many there were."""
+    writing, real, count = (obstore.put, obstore.copy, obstore.delete), Bucket._ask, [0]
+
+    def ask(self: Bucket, key: str, request: Any, *more: Any, **named: Any) -> Any:
+        if request in writing:
+            if count[0] == number:
                 raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        assert dies != "never"
-    if failing is not None:
-        assert left == [0]
-        monkeypatch.setattr(Bucket, failing[0], real)
-    if dies in ("in the block", "before the copy"):
-        assert (folder / "ours.txt").read_text() == (folder / "manifest.json").read_text() == "old"
-    stages.settle(folder, ours)
-    then = {"gone.txt": "old"} if dies == "in the block" else {"more.txt": "new"}
-    word = "old" if dies == "in the block" else "new"
-    expected = then | {"ours.txt": word, "manifest.json": word, "theirs.txt": "old"}
-    assert {name: (folder / name).read_text() for name in relative(folder.rglob("*"), folder)} == expected
-    assert relative(path_of(store).iterdir(), path_of(store)) == {"results"}
+            count[0] += 1
+        return real(self, key, request, *more, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bucket, "_ask", ask)
+        yield count
+
+
+def test_a_folder_is_replaced_whole_wherever_the_process_dies(store: str) -> None:
+    ours, number, has_died = ("manifest.json", "ours.txt", "gone.txt", "more.txt"), 0, True
+    while has_died:
+        folder, has_died = path_of(store) / f"{number}" / "results", False
+        for name in ("manifest.json", "ours.txt", "gone.txt", "theirs.txt"):
+            (folder / name).write_text("old")
+        before = contents(folder)
+        after = dict.fromkeys(("manifest.json", "ours.txt", "more.txt"), "new") | {"theirs.txt": "old"}
+        with dying_at(number):
+            try:
+                with stages.replaced_whole(folder, ours) as new:
+                    for name in ("ours.txt", "more.txt", "manifest.json"):
+                        stages.write_whole(new / name, lambda temporary: temporary.write_text("new"))
+            except KeyboardInterrupt:
+                has_died = True
+        there = contents(folder)
+        if "manifest.json" in there:  # a reader takes it for finished
+            assert {name: there[name] for name in there if name != "gone.txt"} in (
+                {name: before[name] for name in before if name != "gone.txt"}, after,
+            )  # fmt: skip
+        stages.settle(folder, ours)
+        assert contents(folder) in (before, after)
+        assert has_died or contents(folder) == after
+        assert relative(folder.parent.iterdir(), folder.parent) == {"results"}
+        number += 1
+    assert number > 10
+
+
+def test_a_folder_that_is_half_deleted_is_not_finished(store: str) -> None:
+    for number in range(3):
+        folder, key = path_of(store) / f"{number}", RunKey("stage", {"a": 1})
+        stages.begin_stage(folder, key)
+        stages.write_whole(folder / "a.txt", lambda temporary: temporary.write_text("1"))
+        stages.finish_stage(folder)
+        with dying_at(number + 1), suppress(KeyboardInterrupt):
+            stages.remove_folder(folder)
+        assert not stages.is_finished(folder)
+        assert not (folder / "manifest.json").exists()
+
+
+def test_copies_in_use_stay_above_the_bound(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_BACKFILL_CACHE_GB", "0.003")
+    paths = [path_of(store) / f"{i}.bin" for i in range(5)]
+    for path in paths:
+        path.write_bytes(b"1" * 1_000_000)
+    copies = [Path(os.fspath(path)) for path in paths]
+    assert all(copy.exists() for copy in copies)
+    os.utime(copies[1], (0, copies[1].stat().st_mtime))  # used long ago
+    (path_of(store) / "more.bin").write_bytes(b"1" * 1_000_000)
+    os.fspath(path_of(store) / "more.bin")
+    assert [copy.exists() for copy in copies] == [True, False, True, True, True]
 
 
 def test_one_of_several_writers_succeeds(store: str) -> None:
