@@ -39,7 +39,8 @@ class Faults:
 
     Besides ``ANSWERS``: "reset" ends the connection before the request reaches the server, "reset after" when it has
     been done, "truncated" within the body of the answer, "slow" answers after 0.3 s, "hang" never; "undeletable" is how
-    S3 refuses a deletion; "page" and "no page" are those of a server of something else.
+    S3 refuses a deletion; "unconditional" ignores the conditions of a PUT; "page" and "no page" are those of a server
+    of something else.
     """
 
     rule: Callable[[str, str], str] = lambda method, path: ""
@@ -107,7 +108,10 @@ def faulty(server: str) -> Iterator[tuple[str, Faults]]:
                 told = f"<Error><Code>{code}</Code><Message>said by the proxy</Message></Error>"
                 return self.answer(status, XML, told.encode())
             upstream = HTTPConnection(str(place.hostname), place.port, timeout=60)
-            upstream.request(self.command, self.path, body, dict(self.headers.items()))
+            asked = {name.lower(): value for name, value in self.headers.items()}
+            if fault == "unconditional":
+                asked = {name: value for name, value in asked.items() if name not in ("if-match", "if-none-match")}
+            upstream.request(self.command, self.path, body, asked)
             got = upstream.getresponse()
             content, headers = got.read(), dict(got.getheaders())
             upstream.close()

@@ -187,7 +187,11 @@ class _StoreLock:
                 with suppress(NotWritableError):  # rights may begin below
                     if in_store(path) and path.key and path.is_file():
                         raise InputError(f"{self.option} {path} is a file; give a folder")
-            self.held = self.put(ABSENT)
+            if (first := self.put(ABSENT)) is not None:
+                self.held = self.put(ABSENT)  # must be refused
+                if self.held is not None and self.held.mark != first.mark:
+                    why = "ignores the conditions of PUT, so that it keeps no other command out"
+                    say(f"{self.folder}: this store {why}: start one at a time")
         while self.held is None:
             try:
                 holder, entry = self.bucket.read(self.key)

@@ -187,6 +187,17 @@ def test_a_lock_that_somebody_deletes_is_made_again(store: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("fault", ["", "unconditional"])
+def test_a_store_that_ignores_conditions_is_named(
+    store: str, faults: Faults, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults.always(fault, "PUT")
+    with locked(path_of(store) / "run", "--out", "mine"):
+        pass
+    told = "this store ignores the conditions of PUT, so that it keeps no other command out: start one at a time"
+    assert (f"{store}/run: {told}" in capsys.readouterr().err) == bool(fault)
+
+
 def test_of_ten_that_start_together_one_wins(store: str) -> None:
     ended = subprocess.run([sys.executable, "-c", TEN, f"{store}/run"], capture_output=True, text=True, timeout=60)
     assert sorted(ended.stdout.split()) == [*9 * ["lost"], "won"], ended
