@@ -187,8 +187,7 @@ def _settle_in_store(new: StorePath, folder: StorePath, ours: Collection[str] | 
             name = path.parts[len(folder.parts) :]
             if name not in names and (ours is None or name[0] in ours):
                 path.unlink(missing_ok=True)
-        complete.unlink()  # the first, so that what is left is not taken for complete
-    new.bucket.delete(*(path.key for path in there))
+    new.bucket.delete(complete.key, *(path.key for path in there))  # the mark first: what is left is not complete
 
 
 def remove_folder(folder: Path) -> None:
