@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -303,15 +304,24 @@ def test_another_image_is_noticed(store_world: World, command: Command) -> None:
     store_world.command = command
     store_world.after("inputs")
     root = store_world.root / "copy"
-    for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png", ".hidden/1.png", "b/notes.txt"):
+    for name in ("a/1.png", "a/2?.png", "b/1 %20.png", "b/2.png", ".hidden/1.png", "b/notes.txt"):
         (root / name).write_bytes(plain((1, 2, 3)))
     before = list_images(str(root))
-    assert [before.name(i) for i in range(len(before))] == ["a/1.png", "a/2.png", "b/1.png", "b/2.png"]
+    assert [before.name(i) for i in range(len(before))] == ["a/1.png", "a/2?.png", "b/1 %20.png", "b/2.png"]
     assert before.remote
-    assert pickle.loads(pickle.dumps(before)).read(0) == plain((1, 2, 3))
+    sent = pickle.loads(pickle.dumps(before))
+    assert {sent.read(i) for i in range(len(sent))} == {plain((1, 2, 3))}
     digest = before.digest()
     (root / "b/2.png").write_bytes(plain((1, 2, 4)))  # as long
     assert list_images(str(root)).digest() != digest
+    digests = set()
+    for colour in (3, 4):
+        content = BytesIO()
+        with zipfile.ZipFile(content, "w") as archive:
+            archive.writestr("a/1.png", plain((1, 2, colour)))
+        (store_world.root / "images.zip").write_bytes(content.getvalue())
+        digests.add(list_images(f"{store_world.root}/images.zip").digest())
+    assert len(digests) == 2
     (root / "empty/notes.txt").write_bytes(b"")
     with pytest.raises(InputError, match=rf"empty class in {root}: no images in 'empty'"):
         list_images(str(root))

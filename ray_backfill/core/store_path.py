@@ -9,13 +9,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PosixPath
 from time import time
 from typing import IO, Any, TypeGuard
+from urllib.parse import unquote
 
 from ray_backfill.core.errors import InputError, why_not_installed
-from ray_backfill.core.stores import SCHEMES, Bucket, Entry, is_copy
+from ray_backfill.core.stores import PUBLIC, SCHEMES, Bucket, Entry, is_copy
 
 
 def path_of(given: str | Path, or_source: bool = False) -> Path:
     """The path that a user gave: a StorePath for s3://bucket/folder and gs://bucket/folder, a local one otherwise.
+
+    Keys are literal: %20 is no space. Of file:///folder it is one.
 
     A Path has made s3:/bucket of s3://bucket. or_source: take any other URI, too, as a path that does not exist.
 
@@ -25,6 +28,8 @@ def path_of(given: str | Path, or_source: bool = False) -> Path:
     if isinstance(given, StorePath):
         return given
     uri = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", str(given), re.DOTALL)
+    if uri is not None and uri[1] == "file":
+        return Path("/" + unquote(uri[2]))
     if uri is None or (or_source and (uri[1] not in SCHEMES or "?" in uri[2])):
         return Path(given)
     if uri[1] not in SCHEMES:
@@ -34,7 +39,8 @@ def path_of(given: str | Path, or_source: bool = False) -> Path:
         remedy = "credentials come from the environment, never from an address" if "@" in bucket else "name a bucket"
         raise InputError(f"{uri[1]}:// needs a bucket, such as {uri[1]}://bucket/folder; {remedy}")
     if "?" in uri[2] or ".." in uri[2].split("/"):
-        raise InputError(f"{given}: the address of a folder has no options and no ..; set AWS_ENDPOINT_URL and such")
+        how = f"set AWS_ENDPOINT_URL, AWS_REGION, or {PUBLIC}, the names of buckets that anybody may read"
+        raise InputError(f"{given}: an address has no options and no ..; {how}")
     if lacking := why_not_installed("obstore", "boto3"):
         raise InputError(f"{uri[1]}:// {lacking}")
     return StorePath(f"{uri[1]}://{uri[2]}")

@@ -22,7 +22,6 @@ from hashlib import blake2b
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qsl, urlencode
 from uuid import uuid4
 
 from ray_backfill.core.copies import CACHE, cache_folder
@@ -31,7 +30,6 @@ from ray_backfill.core.progress import say, task
 
 if TYPE_CHECKING:  # slow to import: help and errors do without
     from obstore.store import ObjectStore
-    from pyarrow import fs
 
 SCHEMES = ("s3", "gs")
 # Bytes of one request of a download, and requests at a time.
@@ -44,6 +42,8 @@ _TIMEOUT_S, _RETRY_S, _CONNECT_S = 30.0, 60.0, 5.0
 _CREDENTIALS_MIN = 9
 # The bound of the folder of local copies in GB, and the seconds after its last use in which a copy stays.
 CACHE_GB, _IN_USE_S = "RAY_BACKFILL_CACHE_GB", 60
+# The names of buckets that are read without credentials, with commas in between.
+PUBLIC = "RAY_BACKFILL_PUBLIC_BUCKETS"
 # What is wrong, and the remedy, by what occurs in obstore's page of text about it. The first one counts.
 _AGAIN = "then run the same command again"
 _FULL = f"the store is full ({{code}}); free some space, {_AGAIN}"
@@ -341,23 +341,22 @@ def open_bucket(bucket: Bucket) -> "ObjectStore":
             "retry_timeout": timedelta(seconds=bucket.patience_s or _RETRY_S),
         },
     }
+    is_public = bucket.name in os.environ.get(PUBLIC, "").split(",")
     if bucket.scheme == "gs":
         if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # Google's own clients read it, too
             place = emulator if "://" in emulator else f"http://{emulator}"
             fake = f'{{"gcs_base_url": "{place}", "disable_oauth": true, "client_email": "", "private_key": ""'
             how["config"] = {"service_account_key": f'{fake}, "private_key_id": ""}}'}
-        return GCSStore(bucket.name, **how)
+        return GCSStore(bucket.name, skip_signature=is_public, **how)
     import boto3
     from botocore.exceptions import BotoCoreError
 
-    if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() == "true":
-        return S3Store(bucket.name, **how)
     try:
         session = boto3.session.Session()
-        if session.get_credentials() is None:
+        if not is_public and session.get_credentials() is None:
             raise InputError(
                 f"{bucket.uri('')}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
-                "or run where an instance role gives some"
+                f"or run where an instance role gives some, or name the bucket in {PUBLIC} if anybody may read it"
             )
         from obstore.auth.boto3 import Boto3CredentialProvider
 
@@ -370,13 +369,16 @@ def open_bucket(bucket: Bucket) -> "ObjectStore":
 
             with suppress(OSError):
                 region = fs.resolve_s3_region(bucket.name)
-        provider = Boto3CredentialProvider(session, ttl=timedelta(minutes=_CREDENTIALS_MIN))
+        if is_public:
+            how["skip_signature"] = True
+        else:
+            how["credential_provider"] = Boto3CredentialProvider(session, ttl=timedelta(minutes=_CREDENTIALS_MIN))
     except InputError:
         raise
     except (BotoCoreError, ValueError) as error:  # of a profile that is not there, a file, or an address that is none
         remedy = "correct the AWS_ variables or the file that gives this"
         raise InputError(f"{bucket.uri('')}: {str(error).splitlines()[0]}; {remedy}") from error
-    return S3Store(bucket.name, region=region or "us-east-1", credential_provider=provider, **how)
+    return S3Store(bucket.name, region=region or "us-east-1", **how)
 
 
 def _entry(meta: Any) -> Entry:
@@ -428,32 +430,3 @@ def _make_room(n_bytes: int) -> None:
     _until_a_look[folder, given] = max(0.0, bound - used - n_bytes) / 16
     if used < before:
         say(f"{folder}: {(before - used) / 1e9:.1f} GB of copies deleted, to stay below {bound / 1e9:.1f} GB")
-
-
-def open_system(uri: str) -> "tuple[fs.FileSystem, str]":
-    """The file system of ``scheme://bucket/path?options``, and the path in it, which starts with the bucket.
-
-    Options are those of pyarrow, and ``anonymous=true`` for public buckets. Keys are literal: %20 is no space.
-
-    Raises:
-        OSError, pyarrow.ArrowException, NotImplementedError: as pyarrow does.
-    """
-    import pyarrow as pa
-    from pyarrow import fs
-
-    base, _, query = uri.partition("?")
-    scheme, _, place = base.partition("://")
-    if scheme == "file":
-        return fs.FileSystem.from_uri(uri)
-    bucket, slash, key = place.rstrip("/").partition("/")
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    if options.pop("anonymous", "false").lower() == "true":
-        if scheme == "s3":  # pyarrow's URIs have no such option
-            region = options.pop("region", None) or fs.resolve_s3_region(bucket)
-            try:
-                return fs.S3FileSystem(anonymous=True, region=region, **options), bucket + slash + key
-            except TypeError as error:  # an option of another name
-                raise pa.ArrowInvalid(str(error)) from error
-        bucket = f"anonymous@{bucket}"
-    system, top = fs.FileSystem.from_uri(f"{scheme}://{bucket}" + (f"?{urlencode(options)}" if options else ""))
-    return system, top.rstrip("/") + slash + key

@@ -54,10 +54,10 @@ class Listing(Files):
         return f"{self.root}/{self.name(position)}"
 
     def read(self, position: int) -> bytes:
-        return path_of(self.where(position), or_source=True).read_bytes()
+        return (path_of(self.root) / self.name(position)).read_bytes()
 
     def stamped(self) -> Iterator[str]:
-        if in_store(root := path_of(self.root, or_source=True)):
+        if self.remote and in_store(root := path_of(self.root)):
             entries = {entry.key: f"{entry.size}:{entry.mark}" for entry in root.bucket.below(root.key)}
             for name in map(self.name, range(len(self))):
                 yield f"{name}\0{entries.get((root / name).key, 'missing')}\n"

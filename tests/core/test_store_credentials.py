@@ -8,10 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from ray_backfill.core.copies import cache_folder
-from ray_backfill.core.store_path import path_of
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.store_path import in_store, path_of
 from ray_backfill.core.stores import Bucket, open_bucket
 from tests.bad_folder import SPLITS, write_split
 from tests.command import Command
@@ -98,6 +100,27 @@ def test_where_credentials_come_from(
     assert (path_of(store) / "file").read_text() == "content"
     assert no_keys.users
     assert all(user.startswith(key) for user in no_keys.users)
+
+
+def test_a_public_bucket_is_read_without_credentials(
+    store: str, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = path_of(store) / "file"
+    assert in_store(path)
+    bucket = path.bucket.name
+    boto3.client("s3").put_object(Bucket=bucket, Key=path.key, Body=b"content", ACL="public-read")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for public in (f"other,{bucket}", "other"):
+        monkeypatch.setenv("RAY_BACKFILL_PUBLIC_BUCKETS", public)
+        open_bucket.cache_clear()
+        faults.users.clear()
+        if bucket in public:
+            assert path.read_text() == "content"
+            assert not faults.users
+        else:
+            with pytest.raises(InputError, match="name the bucket in RAY_BACKFILL_PUBLIC_BUCKETS"):
+                path.read_text()
 
 
 @pytest.mark.parametrize("minutes", [1, 11, 14.5, 16, 60])

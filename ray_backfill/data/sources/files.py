@@ -1,6 +1,8 @@
-"""Tables in files: Parquet, Arrow, CSV, TSV and JSON lines, one file or a folder of one type; local, s3:// or gs://."""
+"""Tables in files: Parquet, Arrow, CSV, TSV and JSON lines, one file or a folder of one type; local, s3:// or gs://.
 
-import io
+A file in a store is read in its local copy; of a Parquet file without rows to read, its last bytes are.
+"""
+
 import os
 import re
 from collections import deque
@@ -21,8 +23,8 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.store_path import regular_file
-from ray_backfill.core.stores import open_system
+from ray_backfill.core.schema import footers
+from ray_backfill.core.store_path import in_store, path_of, regular_file
 from ray_backfill.data.identity import one_model_each, stated_in, stating
 from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind, skipping
 from ray_backfill.data.text import check_json_lines, lines_of
@@ -36,16 +38,15 @@ _REMOTE = ("s3://", "gs://", "file://")
 # Files and folders of other types before a folder is given up: while none of a known type is found, and at all.
 _MOST_WITHOUT, _MOST_OTHERS = 10_000, 1_000_000
 
-FileInfos = list[pa.fs.FileInfo]
+_DISK = pa.fs.LocalFileSystem(use_mmap=True)
 
 
 def _open(text: str) -> Source:
     with _problems(text):
-        system, path = open_system(text) if "://" in text else (pa.fs.LocalFileSystem(use_mmap=True), text)
-        files = _files(system, path, text)
-        suffix = _suffix(files[0].path)
-        opened: _Opened = _OPEN[suffix](system, files)
-    mark = blake2b("\n".join(f"{f.path} {f.size} {f.mtime_ns}" for f in files).encode(), digest_size=12)
+        files = _files(path_of(text), text)
+        opened: _Opened = _OPEN[_suffix(files[0].name)](files)
+        facts = [(file, file.stat()) for file in files]
+    mark = blake2b("\n".join(f"{file} {of.st_size} {of.st_mtime_ns}" for file, of in facts).encode(), digest_size=12)
     columns = {field.name: field.type for field in opened.schema}
     if len(columns) < len(opened.schema):
         raise InputError(f"{text} has two columns of one name; rename one")
@@ -67,8 +68,8 @@ class _Opened(NamedTuple):
     read: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
 
 
-def _open_parquet(system: pa.fs.FileSystem, files: FileInfos) -> _Opened:
-    heads = [pq.read_metadata(file.path, filesystem=system) for file in files]
+def _open_parquet(files: Sequence[Path]) -> _Opened:
+    heads = footers(files)
     schema = _one_schema(files, [head.schema.to_arrow_schema() for head in heads])
 
     def read(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
@@ -81,19 +82,19 @@ def _open_parquet(system: pa.fs.FileSystem, files: FileInfos) -> _Opened:
                 skip -= head.row_group(group).num_rows
                 group += 1
             groups = range(group, head.num_row_groups)
-            with pq.ParquetFile(file.path, filesystem=system, memory_map=_is_local(system), pre_buffer=True) as opened:
+            with pq.ParquetFile(file, memory_map=True, pre_buffer=True) as opened:
                 yield from skipping(opened.iter_batches(BATCH_ROWS, groups, list(names)), skip)
             skip = 0
 
     return _Opened(schema, sum(head.num_rows for head in heads), read)
 
 
-def _open_arrow(system: pa.fs.FileSystem, files: FileInfos) -> _Opened:
+def _open_arrow(files: Sequence[Path]) -> _Opened:
     """Arrow files, random access or streams (as Hugging Face's datasets are)."""
 
     def batches(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for file in files:
-            with system.open_input_file(file.path) as opened:
+            with _DISK.open_input_file(os.fspath(file)) as opened:
                 reader = _arrow_reader(opened)
                 if isinstance(reader, pa.ipc.RecordBatchFileReader):
                     reader = map(reader.get_batch, range(reader.num_record_batches))
@@ -101,7 +102,7 @@ def _open_arrow(system: pa.fs.FileSystem, files: FileInfos) -> _Opened:
 
     schemas = []
     for file in files:
-        with system.open_input_file(file.path) as opened:
+        with _DISK.open_input_file(os.fspath(file)) as opened:
             schemas.append(_arrow_reader(opened).schema)
     return _Opened(_one_schema(files, schemas), None, lambda names, skip: skipping(batches(names), skip))
 
@@ -114,13 +115,12 @@ def _arrow_reader(opened: Any) -> Any:
         return pa.ipc.open_stream(opened)
 
 
-def _open_text(delimiter: str, system: pa.fs.FileSystem, files: FileInfos) -> _Opened:
+def _open_text(delimiter: str, files: Sequence[Path]) -> _Opened:
     parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
 
-    def opened(file: pa.fs.FileInfo, **convert: Any) -> Any:
-        return pa.csv.open_csv(
-            system.open_input_stream(file.path), parse_options=parse, convert_options=pa.csv.ConvertOptions(**convert)
-        )
+    def opened(file: Path, **convert: Any) -> Any:
+        content = _DISK.open_input_stream(os.fspath(file))
+        return pa.csv.open_csv(content, parse_options=parse, convert_options=pa.csv.ConvertOptions(**convert))
 
     def batches(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for file in files:
@@ -130,7 +130,7 @@ def _open_text(delimiter: str, system: pa.fs.FileSystem, files: FileInfos) -> _O
                 yield from opened(file, include_columns=list(names), column_types=types)
             except pa.ArrowInvalid as error:
                 if "invalid UTF8" in str(error):
-                    _refuse_bytes(system, [file])
+                    _refuse_bytes([file])
                 raise
 
     schema = opened(files[0]).schema
@@ -139,7 +139,7 @@ def _open_text(delimiter: str, system: pa.fs.FileSystem, files: FileInfos) -> _O
     except UnicodeDecodeError:
         has_bytes = True
     if has_bytes:
-        _refuse_bytes(system, files)
+        _refuse_bytes(files)
     # Integers with a value such as 007 in the first block are ids, which would lose their zeros.
     as_text = {field.name: pa.string() for field in schema if pa.types.is_integer(field.type)}
     for block in islice(opened(files[0], column_types=as_text), 1):
@@ -150,33 +150,33 @@ def _open_text(delimiter: str, system: pa.fs.FileSystem, files: FileInfos) -> _O
     return _Opened(schema, None, lambda names, skip: skipping(batches(names), skip))
 
 
-def _refuse_bytes(system: pa.fs.FileSystem, files: FileInfos) -> NoReturn:
+def _refuse_bytes(files: Sequence[Path]) -> NoReturn:
     """Raises InputError, which says where the first text is that is not UTF-8."""
     for file in files:
-        with io.BufferedReader(system.open_input_stream(file.path)) as opened:
-            deque(lines_of(opened, file.path), maxlen=0)
-    raise InputError(f"{files[0].path} has a column of bytes; give text in UTF-8")
+        with file.open("rb") as opened:
+            deque(lines_of(opened, str(file)), maxlen=0)
+    raise InputError(f"{files[0]} has a column of bytes; give text in UTF-8")
 
 
-def _open_lines(system: pa.fs.FileSystem, files: FileInfos) -> _Opened:
+def _open_lines(files: Sequence[Path]) -> _Opened:
     """One JSON object in each line. A file is read whole, and kept until another one is read."""
 
     @lru_cache(maxsize=1)
-    def read(path: str) -> pa.Table:
-        with io.BufferedReader(system.open_input_stream(path), 1 << 20) as opened:
-            check_json_lines(opened, path)
-        with system.open_input_stream(path) as opened:
+    def read(file: Path) -> pa.Table:
+        with file.open("rb", 1 << 20) as opened:
+            check_json_lines(opened, str(file))
+        with _DISK.open_input_stream(os.fspath(file)) as opened:
             return pa.json.read_json(opened)
 
     def batches(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for file in files:
-            yield from read(file.path).select(list(names)).to_batches(BATCH_ROWS)
+            yield from read(file).select(list(names)).to_batches(BATCH_ROWS)
 
-    schema = _one_schema(files, [read(file.path).schema for file in files])
+    schema = _one_schema(files, [read(file).schema for file in files])
     return _Opened(schema, None, lambda names, skip: skipping(batches(names), skip))
 
 
-_OPEN: dict[str, Callable[[pa.fs.FileSystem, FileInfos], _Opened]] = {
+_OPEN: dict[str, Callable[[Sequence[Path]], _Opened]] = {
     ".parquet": _open_parquet,
     **dict.fromkeys(_ARROW, _open_arrow),
     **{suffix: partial(_open_text, delimiter) for suffix, delimiter in _TEXT.items()},
@@ -184,32 +184,23 @@ _OPEN: dict[str, Callable[[pa.fs.FileSystem, FileInfos], _Opened]] = {
 }
 
 
-def _one_schema(files: FileInfos, schemas: Sequence[pa.Schema]) -> pa.Schema:
+def _one_schema(files: Sequence[Path], schemas: Sequence[pa.Schema]) -> pa.Schema:
     for file, schema in zip(files, schemas, strict=True):
         if not schema.equals(schemas[0]):
-            raise InputError(f"{file.path} has other columns than {files[0].path}; all files need the same ones")
-    stated = ((file.path, stated_in(schema.metadata, file.path)) for file, schema in zip(files, schemas, strict=True))
+            raise InputError(f"{file} has other columns than {files[0]}; all files need the same ones")
+    stated = ((str(file), stated_in(schema.metadata, str(file))) for file, schema in zip(files, schemas, strict=True))
     return stating(schemas[0].empty_table(), one_model_each(stated)).schema
 
 
-def _is_local(system: pa.fs.FileSystem) -> bool:
-    return isinstance(system, pa.fs.LocalFileSystem)
-
-
-def _files(system: pa.fs.FileSystem, path: str, text: str) -> FileInfos:
+def _files(path: Path, text: str) -> list[Path]:
     """The file, or the files of the one known type in a folder, by name."""
-    (info,) = system.get_file_info([path])
-    if info.type == pa.fs.FileType.NotFound:
+    if path.is_file():
+        return [path]
+    if not path.exists():
         raise InputError(f"{text} does not exist")
-    if info.type == pa.fs.FileType.File:
-        return [info]
-    if _is_local(system):
-        regular_file(Path(path))
-        inside = system.get_file_info(_tables_below(path))
-    else:
-        inside = system.get_file_info(pa.fs.FileSelector(path, recursive=True))
-    files = sorted((f for f in inside if f.is_file and _suffix(f.path)), key=lambda f: f.path)
-    suffixes = sorted({_suffix(f.path) for f in files})
+    below = path.sizes() if in_store(path) else map(Path, _tables_below(str(regular_file(path))))
+    files = sorted((file for file in below if _suffix(file.name)), key=str)
+    suffixes = sorted({_suffix(file.name) for file in files})
     if len(suffixes) != 1:
         has = f"files of several types ({', '.join(suffixes)})" if suffixes else f"no file of {', '.join(_SUFFIXES)}"
         raise InputError(f"{text} has {has}; name one file, or a folder of one type")
