@@ -172,7 +172,7 @@ def _opened(place: Mapping[str, Any]) -> Any:
                 on_white.alpha_composite(upright.convert("RGBA"))
                 upright = on_white
             return upright.convert("RGB")
-    except MemoryError:
+    except (MemoryError, InputError):  # of a store: none of its images can be read now
         raise
     except Exception as error:  # PIL raises many kinds for broken files
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):

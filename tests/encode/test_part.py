@@ -5,6 +5,7 @@ import gc
 import os
 import weakref
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ import pytest
 from PIL import Image
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.store_path import path_of
 from ray_backfill.encode import part
 from ray_backfill.encode.encoder import IMAGE, TEXT, Device
 from ray_backfill.encode.kinds import load_model, parse_spec
 from ray_backfill.encode.models.python import model_of
 from ray_backfill.encode.part import attempt, broken_in, contents_of, embed_part
 from tests.encode import _models
+from tests.faulty_store import Faults
 
 
 def opened(path: Path, image: Image.Image, **how: Any) -> Any:
@@ -98,6 +101,23 @@ def test_what_may_pass_is_no_broken_image(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Image, "open", fails)
     with pytest.raises(InputError, match=r"a\.png cannot be read now: Input/output error; fix that, then run again"):
         contents_of(table, 1)
+
+
+@pytest.mark.parametrize("s3_server", ["moto"], indirect=True)
+def test_a_store_that_does_not_answer_makes_no_broken_images(store: str, faults: Faults) -> None:
+    images = [path_of(store) / "red.png", path_of(store) / "gone.png"]
+    content = BytesIO()
+    Image.new("RGB", (2, 2), "red").save(content, "PNG")
+    images[0].write_bytes(content.getvalue())
+    table = pa.table({"image": list(map(str, images))})
+    opened, broken = contents_of(table, 2)
+    assert opened[0].getpixel((0, 0)) == (255, 0, 0)
+    assert list(broken) == [1]
+    assert broken[1].startswith("FileNotFoundError")
+    for fault in ("denied", "reset"):
+        faults.always(fault)
+        with pytest.raises(InputError, match=r"red\.png: (no answer to use|the store refuses this)"):
+            contents_of(table.slice(0, 1), 2)
 
 
 def test_the_item_without_a_finite_vector_is_named(tmp_path: Path) -> None:
