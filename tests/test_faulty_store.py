@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ray_backfill.core import run_lock
+from ray_backfill.core import run_lock, stages
 from ray_backfill.core.copies import cache_folder
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.store_path import path_of
 from tests.bad_folder import SPLITS, write_split
 from tests.command import Command
@@ -103,3 +104,24 @@ def test_a_run_whose_store_refuses_continues_when_it_is_mended(
     faults.always("denied", *WRITES)
     assert "results/report.html" in command("simulate", "--data", data, "--out", out, *OPTIONS).out
     assert command("report", out).code == 0
+
+
+@ONE_SERVER
+@pytest.mark.parametrize("fault", ["reset", "denied"])
+def test_what_a_store_does_not_tell_is_neither_unfinished_nor_damaged(store: str, faults: Faults, fault: str) -> None:
+    folder, key = path_of(store) / "stage", RunKey("stage", {"a": 1})
+    stages.begin_stage(folder, key)
+    stages.write_whole(folder / "a.txt", lambda temporary: temporary.write_text("1"))
+    stages.finish_stage(folder)
+    for ask in (
+        lambda: stages.is_finished(folder),
+        lambda: stages.manifest_of(folder)["finished"],
+        lambda: stages.is_whole(folder / "a.txt"),
+        lambda: stages.begin_stage(folder, key),
+    ):
+        faults.always("")
+        assert ask() is True
+        faults.always(fault)
+        with pytest.raises(InputError, match=r"no answer to use|the store refuses this") as caught:
+            ask()
+        assert not isinstance(caught.value, stages.OtherSettingsError | stages.UnreadableError)

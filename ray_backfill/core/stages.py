@@ -35,6 +35,10 @@ _KINDS = (".parquet", ".safetensors", ".json")
 PathT = TypeVar("PathT", bound=Path)
 
 
+class UnreadableError(InputError):
+    """A file is missing or damaged. Of a file in a store that does not answer nothing is known, so that is another."""
+
+
 class OtherSettingsError(InputError):
     """A folder belongs to a stage with other settings."""
 
@@ -187,7 +191,8 @@ def _settle_in_store(new: StorePath, folder: StorePath, ours: Collection[str] | 
             name = path.parts[len(folder.parts) :]
             if name not in names and (ours is None or name[0] in ours):
                 path.unlink(missing_ok=True)
-    new.bucket.delete(complete.key, *(path.key for path in there))  # the mark first: what is left is not complete
+    keys = sorted((path.key for path in there), key=lambda key: key != complete.key)
+    new.bucket.delete(*keys)  # the mark first: what is left is not complete
 
 
 def remove_folder(folder: Path) -> None:
@@ -219,14 +224,16 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, without secrets: earlier versions wrote them.
 
     Raises:
-        InputError: The file is missing or holds anything else.
+        UnreadableError: The file is missing or holds anything else.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except InputError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}") from error
+        raise UnreadableError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
-        raise InputError(f"{path} must hold a JSON object")
+        raise UnreadableError(f"{path} must hold a JSON object")
     return dict(cleaned(value))
 
 
@@ -278,10 +285,10 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     """
     try:
         return read_json(folder / _MANIFEST)
-    except InputError as error:
+    except UnreadableError as error:
         try:
             return read_json(folder / _KEY) | {"finished": False}
-        except InputError:
+        except UnreadableError:
             remedy = f"give --overwrite to make {folder} again, or choose another --out"
             raise OtherSettingsError(f"{error}; {remedy}") from error
 
@@ -308,6 +315,8 @@ def is_whole(file: Path) -> bool:
             if file.suffix == ".json":
                 json.loads(opened.read())
         return size > 0
+    except InputError:
+        raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return False
 
@@ -385,7 +394,7 @@ def is_finished(folder: Path) -> bool:
     try:
         manifest = read_json(folder / _MANIFEST)
         return bool(manifest.get("finished")) and not damaged_files(folder, manifest)
-    except InputError:
+    except UnreadableError:
         return False
 
 
