@@ -68,8 +68,8 @@ def _rules(curves: pd.DataFrame) -> Iterator[str]:
         own = regret[pd.MultiIndex.from_frame(regret[UPGRADE]).isin(is_decided)]
         is_close, outside = own["regret"] <= CLOSE, own["collection"] != "cranfield"
         yield (
-            f"{rule}: mean {regret['regret'].mean():.2f}; of {len(own)} decided halves {100 * is_close.mean():.1f} % "
-            f"within {CLOSE}, {100 * (own['regret'] <= NEAR).mean():.1f} % within {NEAR}; outside Cranfield "
+            f"{rule}: mean {regret['regret'].mean():.2f}; of {len(own)} decided halves {100 * is_close.mean():.2f} % "
+            f"within {CLOSE}, {100 * (own['regret'] <= NEAR).mean():.2f} % within {NEAR}; outside Cranfield "
             f"{is_close[outside].sum()} of {outside.sum()} within {CLOSE}; misses {_counts(own[~is_close])}"
         )
     elsewhere = found[found["rule"] == "elsewhere"].groupby(["collection", "method", "merge"]).size()
