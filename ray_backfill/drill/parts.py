@@ -17,8 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import write_checked
 from ray_backfill.core.stages import write_whole
+from ray_backfill.core.store_path import in_store
 from ray_backfill.data.write import vector_column, vectors_of
 from ray_backfill.drill.plan import Operation
 from ray_backfill.encode.part import TOKENS
@@ -85,6 +87,8 @@ def read_part(drill: Path, operation: Operation) -> Embedded:
         positions = table["position"].to_numpy()
         vectors = {name: vectors_of(table[name]) for name in table.column_names if name != "position"}
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        if in_store(path) and isinstance(error, InputError):  # which does not answer
+            raise
         raise BadPartError(operation.number, f"{path.name} cannot be read: {error}") from error
     embedded = Embedded(positions, vectors, tuple((int(p), str(reason)) for p, reason in broken))
     expected = operation.positions[~np.isin(operation.positions, embedded.broken_positions)]
@@ -103,6 +107,8 @@ def read_broken(drill: Path, number: int) -> IntArray:
     try:
         broken = json.loads((pq.read_schema(path).metadata or {})[_BROKEN])
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        if in_store(path) and isinstance(error, InputError):  # which does not answer
+            raise
         raise BadPartError(number, f"{path.name} cannot be read: {error}") from error
     return np.array([position for position, _ in broken], np.int64)
 

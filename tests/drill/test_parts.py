@@ -5,8 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.store_path import path_of
 from ray_backfill.drill.parts import BadPartError, Embedded, part_path, read_broken, read_part, set_aside, write_part
 from ray_backfill.drill.plan import Operation
+from tests.faulty_store import Faults
 
 OPERATION = Operation(3, "backfill", np.array([7, 2, 9, 4]))
 
@@ -76,3 +79,18 @@ def test_a_part_of_another_plan_is_bad(tmp_path: Path, other: Operation) -> None
 def test_a_missing_part_is_bad(tmp_path: Path) -> None:
     with pytest.raises(BadPartError):
         read_part(tmp_path, OPERATION)
+
+
+@pytest.mark.parametrize("s3_server", ["moto"], indirect=True)
+def test_a_part_of_a_store_that_does_not_answer_is_not_bad(store: str, faults: Faults) -> None:
+    drill = path_of(store) / "live"
+    write_part(drill, OPERATION, embedded())
+    assert read_part(drill, OPERATION).positions.tolist() == [7, 2, 4]
+    faults.always("denied")
+    for read in (lambda: read_part(drill, OPERATION), lambda: read_broken(drill, OPERATION.number)):
+        with pytest.raises(InputError, match="the store refuses this"):
+            read()
+    faults.always("")
+    part_path(drill, OPERATION.number).unlink()
+    with pytest.raises(BadPartError):
+        read_part(drill, OPERATION)
