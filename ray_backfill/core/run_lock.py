@@ -190,8 +190,8 @@ class _StoreLock:
             if (first := self.put(ABSENT)) is not None:
                 self.held = self.put(ABSENT)  # must be refused
                 if self.held is not None and self.held.mark != first.mark:
-                    why = "ignores the conditions of PUT, so that it keeps no other command out"
-                    say(f"{self.folder}: this store {why}: start one at a time")
+                    why = "ignores the conditions of PUT, so two commands could write here"
+                    say(f"{self.folder}: this store {why}; run one at a time", "warning")
         while self.held is None:
             try:
                 holder, entry = self.bucket.read(self.key)

@@ -36,7 +36,7 @@ PathT = TypeVar("PathT", bound=Path)
 
 
 class UnreadableError(InputError):
-    """A file is missing or damaged. Of a file in a store that does not answer nothing is known, so that is another."""
+    """A file is missing or damaged. A store that does not answer raises another InputError: its files may be whole."""
 
 
 class OtherSettingsError(InputError):
@@ -228,7 +228,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except InputError:
+    except InputError:  # of a store that does not answer
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise UnreadableError(f"{path} cannot be read as JSON: {error}") from error
@@ -315,7 +315,7 @@ def is_whole(file: Path) -> bool:
             if file.suffix == ".json":
                 json.loads(opened.read())
         return size > 0
-    except InputError:
+    except InputError:  # of a store that does not answer
         raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return False

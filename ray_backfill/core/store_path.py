@@ -18,7 +18,7 @@ from ray_backfill.core.stores import PUBLIC, SCHEMES, Bucket, Entry, is_copy
 def path_of(given: str | Path, or_source: bool = False) -> Path:
     """The path that a user gave: a StorePath for s3://bucket/folder and gs://bucket/folder, a local one otherwise.
 
-    Keys are literal: %20 is no space. Of file:///folder it is one.
+    Keys of a store are taken as they are: %20 is not a space. In file:///folder it is.
 
     A Path has made s3:/bucket of s3://bucket. or_source: take any other URI, too, as a path that does not exist.
 
@@ -39,7 +39,7 @@ def path_of(given: str | Path, or_source: bool = False) -> Path:
         remedy = "credentials come from the environment, never from an address" if "@" in bucket else "name a bucket"
         raise InputError(f"{uri[1]}:// needs a bucket, such as {uri[1]}://bucket/folder; {remedy}")
     if "?" in uri[2] or ".." in uri[2].split("/"):
-        how = f"set AWS_ENDPOINT_URL, AWS_REGION, or {PUBLIC}, the names of buckets that anybody may read"
+        how = f"set AWS_ENDPOINT_URL or AWS_REGION instead, or name a public bucket in {PUBLIC}"
         raise InputError(f"{given}: an address has no options and no ..; {how}")
     if lacking := why_not_installed("obstore", "boto3"):
         raise InputError(f"{uri[1]}:// {lacking}")

@@ -356,7 +356,7 @@ def open_bucket(bucket: Bucket) -> "ObjectStore":
         if not is_public and session.get_credentials() is None:
             raise InputError(
                 f"{bucket.uri('')}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
-                f"or run where an instance role gives some, or name the bucket in {PUBLIC} if anybody may read it"
+                f"or run where an instance role gives some, or, if it is public, name it in {PUBLIC}"
             )
         from obstore.auth.boto3 import Boto3CredentialProvider
 

@@ -194,7 +194,7 @@ def test_a_store_that_ignores_conditions_is_named(
     faults.always(fault, "PUT")
     with locked(path_of(store) / "run", "--out", "mine"):
         pass
-    told = "this store ignores the conditions of PUT, so that it keeps no other command out: start one at a time"
+    told = "this store ignores the conditions of PUT, so two commands could write here; run one at a time"
     assert (f"{store}/run: {told}" in capsys.readouterr().err) == bool(fault)
 
 

@@ -119,7 +119,7 @@ def test_a_public_bucket_is_read_without_credentials(
             assert path.read_text() == "content"
             assert not faults.users
         else:
-            with pytest.raises(InputError, match="name the bucket in RAY_BACKFILL_PUBLIC_BUCKETS"):
+            with pytest.raises(InputError, match="if it is public, name it in RAY_BACKFILL_PUBLIC_BUCKETS"):
                 path.read_text()
 
 
