@@ -121,6 +121,8 @@ def test_a_public_bucket_is_read_without_credentials(
         else:
             with pytest.raises(InputError, match="if it is public, name it in RAY_BACKFILL_PUBLIC_BUCKETS"):
                 path.read_text()
+        google: Any = open_bucket(Bucket("gs", bucket))  # its servers are not asked
+        assert google.config["skip_signature"] == str(bucket in public).lower()
 
 
 @pytest.mark.parametrize("minutes", [1, 11, 14.5, 16, 60])
