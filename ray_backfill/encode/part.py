@@ -153,8 +153,8 @@ def _opened(place: Mapping[str, Any]) -> Any:
     """A PIL image in RGB, upright, what is transparent in white; or why there is none. place: columns of PLACE."""
     from PIL import Image, ImageOps
 
+    file: Any = place["image"]
     try:
-        file: Any = place["image"]
         if place.get("bytes"):  # inside of a shard
             with path_of(file).open("rb") as shard:
                 shard.seek(place["offset"])
@@ -179,4 +179,4 @@ def _opened(place: Mapping[str, Any]) -> Any:
             raise InputError(
                 f"{place['image']} cannot be read now: {error.strerror}; fix that, then run again"
             ) from error
-        return f"{type(error).__name__}: {error}"[:200]
+        return f"{type(error).__name__}: {error}".replace(repr(file), repr(place["image"]))[:200]

@@ -105,15 +105,17 @@ def test_what_may_pass_is_no_broken_image(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("s3_server", ["moto"], indirect=True)
 def test_a_store_that_does_not_answer_makes_no_broken_images(store: str, faults: Faults) -> None:
-    images = [path_of(store) / "red.png", path_of(store) / "gone.png"]
+    images = [path_of(store) / name for name in ("red.png", "gone.png", "no.png")]
+    images[2].write_bytes(b"no picture")
     content = BytesIO()
     Image.new("RGB", (2, 2), "red").save(content, "PNG")
     images[0].write_bytes(content.getvalue())
     table = pa.table({"image": list(map(str, images))})
     opened, broken = contents_of(table, 2)
     assert opened[0].getpixel((0, 0)) == (255, 0, 0)
-    assert list(broken) == [1]
+    assert list(broken) == [1, 2]
     assert broken[1].startswith("FileNotFoundError")
+    assert broken[2] == f"UnidentifiedImageError: cannot identify image file '{images[2]}'"
     for fault in ("denied", "reset"):
         faults.always(fault)
         with pytest.raises(InputError, match=r"red\.png: (no answer to use|the store refuses this)"):
