@@ -27,12 +27,15 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv
 	@rm -f .venv/.ready-*
 	$(BIN)/python -m pip uninstall --quiet --yes faiss-cpu faiss-gpu 2>/dev/null
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable '.[$(EXTRA),dev,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint $(CONSTRAINTS) \
+	  --editable '.[$(EXTRA),dev,docs]'
 # milvus-lite, which tests use, brings faiss-cpu, the same module as faiss-gpu; whichever comes last would win.
 ifeq ($(EXTRA),gpu)
 	$(BIN)/python -m pip uninstall --quiet --yes faiss-cpu faiss-gpu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint $(CONSTRAINTS) faiss-gpu
 endif
+# pip compiles on one core. Some packages bring files that are no Python 3.
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $(READY)
 ifeq ($(EXTRA),gpu)
 	$(BIN)/python -m ray_backfill.engine.stack

@@ -2,8 +2,9 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ os.environ.update({} if os.environ.get("GPU_TESTS") else {"CUDA_VISIBLE_DEVICES"
 import faiss
 import pytest
 from hypothesis import settings
+from PIL import Image
 
 from tests.command import Command, Ended
 from tests.faulty_store import Faults, faulty
@@ -27,8 +29,8 @@ from tests.object_store import SERVERS, client_variables, new_bucket, served
 # A shell without job control starts what runs in the background with Ctrl-C ignored, and its children keep that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# `make test` draws a quarter of the examples: --hypothesis-profile=few.
-settings.register_profile("many", max_examples=240, deadline=None)
+# `make test` draws half of the examples: --hypothesis-profile=few.
+settings.register_profile("many", max_examples=120, deadline=None)
 settings.register_profile("few", max_examples=60, deadline=None)
 settings.load_profile("many")
 
@@ -39,6 +41,8 @@ WITH_RAY = {
     "test_live_quality_is_that_of_the_replay",
     "test_churn_and_rollback",  # a shard is killed
 }
+# Both servers of S3 are asked here in every suite; what others test on both, `make test-all` tests on the quicker one.
+BOTH_SERVERS = ("tests/core",)
 # Tests that start a Ray: name of a group, which one process runs -> its files.
 GROUPS = {
     "the shared Ray": ("tests/cluster",),
@@ -49,6 +53,8 @@ GROUPS = {
     ),
 }
 _ray = ExitStack()
+# Whether the test that runs looks at charts: drawing takes most of the time of a page.
+_is_drawn = False
 
 
 def pytest_configure() -> None:
@@ -62,7 +68,10 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses the shared Ray, and let it begin. A test that starts a Ray in another way is marked by hand."""
+    ids = {item.nodeid for item in items}
     for item in items:
+        if item.nodeid.replace("moto", "ministack") in ids - {item.nodeid} and not item.nodeid.startswith(BOTH_SERVERS):
+            item.add_marker("heavy")
         if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"{item.nodeid}: an address differs in each process: give ids to parametrize")
         if "ray_session" in getattr(item, "fixturenames", ()):
@@ -96,7 +105,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """One Ray in a process for all tests that follow each other and use it."""
+    """One Ray in a process for all tests that follow each other and use it, and charts for those that look at them."""
+    global _is_drawn
+    _is_drawn = item.get_closest_marker("drawn") is not None
     if item.get_closest_marker("cluster") is None:  # keywords also hold the names of folders
         _ray.close()
     elif "ray_session" in getattr(item, "fixturenames", ()):
@@ -107,6 +118,30 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_sessionfinish() -> None:
     _ray.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def drawn_if_marked() -> Iterator[None]:
+    """Pages have empty charts, but for tests with the mark ``drawn`` and in other processes."""
+    from ray_backfill.page import parts
+    from ray_backfill.page.charts import Chart
+
+    drawn_charts, drawn_picture = parts.page_charts, parts._png
+    empty = BytesIO()
+    Image.new("L", (1, 1)).save(empty, "png")
+
+    def page_charts(charts: Sequence[Chart], name: str) -> list[parts.PageChart]:
+        from ray_backfill.page import drawing
+
+        with pytest.MonkeyPatch.context() as patch:
+            if not _is_drawn:
+                patch.setattr(drawing, "chart_svg", lambda chart, name, label: f'<svg aria-label="{name}"></svg>')
+            return drawn_charts(charts, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "page_charts", page_charts)
+        patch.setattr(parts, "_png", lambda charts: drawn_picture(charts) if _is_drawn else empty.getvalue())
+        yield
 
 
 @pytest.fixture(scope="session")

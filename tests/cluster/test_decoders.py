@@ -81,6 +81,7 @@ def test_a_node_that_decodes_dies_and_the_bytes_are_the_same(tmp_path: Path) -> 
     assert "3 CPUs elsewhere decoded" in said
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("ray_session")
 def test_a_training_with_cpus_elsewhere_is_the_same(tmp_path: Path) -> None:
     training = BackboneTraining(epochs=1, batch=32, seed=3, warmup_epochs=0)

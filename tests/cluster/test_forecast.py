@@ -44,7 +44,9 @@ def write(path: Path) -> np.ndarray:
     return of.new.gallery
 
 
-@pytest.mark.parametrize("merge", ["raw", "zscore", "csls"])
+@pytest.mark.parametrize(
+    "merge", [*(pytest.param(name, marks=pytest.mark.heavy) for name in ("raw", "zscore")), "csls"]
+)
 def test_any_number_of_shards_gives_the_forecast_of_one_process(ray_session: None, tmp_path: Path, merge: str) -> None:
     torch.manual_seed(0)
     save_network(tmp_path / "rm", Heads(12, 24, learn_new=True).eval())

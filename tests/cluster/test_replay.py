@@ -50,7 +50,10 @@ def comparison_of(path: Path, evaluation: Evaluation) -> Comparison:
     return resolve(embeddings(path), evaluation.named, FitSettings())
 
 
-@pytest.mark.parametrize("metrics", [("mAP", "mAP@5", "CMC@1", "nDCG"), ("mAP@5", "CMC@1", "nDCG@5")])
+@pytest.mark.parametrize(
+    "metrics",
+    [("mAP", "mAP@5", "CMC@1", "nDCG"), pytest.param(("mAP@5", "CMC@1", "nDCG@5"), marks=pytest.mark.heavy)],
+)
 def test_any_number_of_shards_gives_the_curves_of_one_process(
     ray_session: None, tmp_path: Path, metrics: tuple[str, ...]
 ) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_backfill.page import drawing
 from tests.compare.folder import write_split
 
 
@@ -14,9 +13,3 @@ def folder(tmp_path: Path) -> Path:
     write_split(tmp_path / "data" / "gallery.parquet", 60, 0, old_score=np.linspace(1, 0, 60))
     write_split(tmp_path / "data" / "queries.parquet", 12, 1000)
     return tmp_path / "data"
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Charts are drawn only for tests that look at them: drawing takes most of the time of a page."""
-    monkeypatch.setattr(drawing, "chart_svg", lambda chart, name, label: f'<svg aria-label="{name}"></svg>')

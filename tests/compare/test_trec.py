@@ -13,7 +13,6 @@ from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.stages import read_json, write_json
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.page import drawing
 from ray_backfill.workers.settings import Context
 from tests.command import Command
 from tests.compare.folder import labelled
@@ -34,9 +33,7 @@ def tied(rows: int, seed: int, prefix: str) -> dict[str, np.ndarray]:
 
 def simulated(out: Path, data: Path, **how: object) -> Path:
     evaluation = Evaluation(metrics=tuple(MEASURES), points=5, distance="l2", orders=("random",), **how)  # type: ignore[arg-type]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(drawing, "chart_svg", lambda chart, name, label: "<svg></svg>")
-        evaluate_folder(data, evaluation, FitSettings.of_folder(), Context(out))
+    evaluate_folder(data, evaluation, FitSettings.of_folder(), Context(out))
     return out
 
 

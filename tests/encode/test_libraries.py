@@ -181,7 +181,7 @@ def test_a_vision_model_of_transformers(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, output.last_hidden_state[:, 0], atol=1e-5)
 
 
-@pytest.mark.full
+@pytest.mark.heavy
 def test_compiled_models_embed_the_same(bert: Path) -> None:
     plain = load(f"hf:{bert}").embed(TEXTS, "query")
     compiled = load(f"hf:{bert}#compile=yes&batch=2")

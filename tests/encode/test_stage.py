@@ -307,7 +307,7 @@ class New:
 @pytest.mark.parametrize(
     ("step", "while_each"),
     [
-        ("loading", "the start, while each loaded {}"),
+        pytest.param("loading", "the start, while each loaded {}", marks=pytest.mark.heavy),
         (
             "embedding",
             r"20 items of the gallery, i20 to i39 \(part-000001\), while each embedded them with "
@@ -346,6 +346,7 @@ def test_a_model_that_dies_is_tried_three_times_and_what_is_finished_stays(
     assert not (out / ".attempts").exists()
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("ray_session")
 def test_a_drill_whose_model_dies_ends_in_one_line_and_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -187,7 +187,7 @@ def test_a_gallery_that_queries_itself_passes_its_own_check(merge: str, tmp_path
         assert (done.returncode, "100.0%" in done.stdout) == (0, True), done
 
 
-@pytest.mark.full
+@pytest.mark.heavy  # the lines of the README are tried with each method and each merge, not with all pairs
 @pytest.mark.parametrize("merge", all_merges())
 def test_every_merge_with_every_method(run: Path, merge: str, tmp_path: Path) -> None:
     methods = [method for method in SERVED if method != "convex" or merge == "raw"]

@@ -74,6 +74,7 @@ def forecast(folder: Path, new: Path, out: Path, merge: str = "best") -> Path:
     return out / "forecast"
 
 
+@pytest.mark.drawn
 def test_from_a_folder_to_a_page(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("sample", folder, "--budget", 300)
     assert "300 items" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A plugin by which the default recipe has small images and few epochs, so that its command needs no option."""
+"""A plugin by which the default recipe is small and has few methods, so that its command needs no option."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,9 @@ def _small(root: Path | None, seed: int) -> Recipe[Any]:
     images = landmarks.Settings(
         image_size=16, landmarks=8, train_images=200, gallery_images=60, queries=16, seed=recipe.images.seed
     )
-    return replace(recipe, images=images, old=quick(recipe.old), new=quick(recipe.new), fits=fits)
+    evaluation = replace(recipe.evaluation, methods=("rm_naive", "rm", "mcl"))
+    old, new = quick(recipe.old), quick(recipe.new)
+    return replace(recipe, images=images, old=old, new=new, fits=fits, evaluation=evaluation)
 
 
 RECIPES = (replace(_OURS, build=_small),)

@@ -134,6 +134,7 @@ def test_a_relative_folder_is_refused(cluster: Environment) -> None:
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.cluster
 def test_a_submitted_drill_gives_what_was_replayed(submitted: Path, cluster: Environment) -> None:
     drill = submit(

@@ -49,6 +49,7 @@ class Command:
     kept: tuple[str, ...] = ()
     every: int = 1
     on_ray: bool = False
+    is_heavy: bool = False
 
     def filled(self, root: Path, words: str) -> list[str]:
         return words.format(root=root, out=root / "work" / "run").split()
@@ -64,14 +65,14 @@ DRILL = (
 )
 COMMANDS = (
     Command("simulate", SIMULATE, every=10),
-    Command("simulate with one method more", f"{SIMULATE} ridge_gallery", before=(SIMULATE,), every=10),
+    Command("simulate with one method more", f"{SIMULATE} ridge_gallery", before=(SIMULATE,), every=10, is_heavy=True),
     Command("fit", FIT, kept=("run/maps/*/model.safetensors",), every=3),
     Command("import", IMPORT),
     Command("import again", "import --gallery {root}/other.parquet --out {out} --overwrite", before=(IMPORT,)),
     Command("forecast", FORECAST, every=8),
     Command("export", "export {out} --method rm_naive --to {out}/upgrade", before=(SIMULATE,), every=3),
     Command("embed", f"embed {TEXTS} --out {{out}}", kept=("run/embeddings/*/part-*.parquet",), every=25, on_ray=True),
-    Command("drill", DRILL, kept=("run/live/parts/part-*.parquet",), every=150, on_ray=True),
+    Command("drill", DRILL, kept=("run/live/parts/part-*.parquet",), every=150, on_ray=True, is_heavy=True),
 )
 
 
@@ -109,7 +110,8 @@ def comparable(image: Image) -> dict[str, object]:
 
 
 def _parameter(command: Command) -> Any:
-    return pytest.param(command, id=command.name, marks=[pytest.mark.cluster] if command.on_ray else [])
+    marks = [pytest.mark.cluster] * command.on_ray + [pytest.mark.heavy] * command.is_heavy
+    return pytest.param(command, id=command.name, marks=marks)
 
 
 @pytest.fixture(scope="module", params=map(_parameter, COMMANDS))

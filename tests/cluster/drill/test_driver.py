@@ -239,13 +239,21 @@ def test_queries_that_met_a_dead_shard_were_asked_again(disturbed: Finished) -> 
     assert checkpoints.unanswered.sum() == 0
 
 
+OF_TENANT = replace(EVALUATION, filter="tenant")
+
+
+@pytest.mark.heavy
+def test_live_quality_of_a_tenant_is_that_of_the_replay(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_as_replayed(data, run(data, tmp_path, monkeypatch, evaluation=OF_TENANT), OF_TENANT)
+
+
 def test_a_query_finds_items_of_its_tenant(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while items are inserted and deleted; without them, quality is that of the replay."""
-    evaluation = replace(EVALUATION, filter="tenant")
-    assert_as_replayed(data, run(data, tmp_path / "plain", monkeypatch, evaluation=evaluation), evaluation)
+    """Also while items are inserted and deleted."""
     churn = ChurnSettings(inserts=60, deletes=50)
     settings = replace(SETTINGS, churn=churn, new_index=IndexSettings("Flat"))
-    drill = run(data, tmp_path / "churn", monkeypatch, settings, evaluation=evaluation)
+    drill = run(data, tmp_path / "churn", monkeypatch, settings, evaluation=OF_TENANT)
     quality, checkpoints = drill.table("quality"), drill.table("checkpoints")
     np.testing.assert_allclose(quality.live, quality.exact, atol=1e-6)
     assert (checkpoints[["old_recall", "new_recall"]].stack().dropna() > 0.999).all()
@@ -258,9 +266,7 @@ def test_a_query_finds_items_of_its_tenant(data: Path, tmp_path: Path, monkeypat
         assert (of_item[item] == of_query[:, None])[item >= 0].all()
         assert (item >= 0).all(), "each tenant has more items than an answer"
     with pytest.raises(InputError, match="the graph 'HNSW8'"):
-        run(
-            data, tmp_path / "graph", monkeypatch, replace(SETTINGS, old_index=IndexSettings("HNSW8")), None, evaluation
-        )
+        run(data, tmp_path / "graph", monkeypatch, replace(SETTINGS, old_index=IndexSettings("HNSW8")), None, OF_TENANT)
 
 
 def test_churn_and_rollback(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

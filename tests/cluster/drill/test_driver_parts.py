@@ -88,6 +88,7 @@ def test_embeddings_are_made_again_three_times_at_most(
     embedding.close()
 
 
+@pytest.mark.heavy
 def test_an_idle_embedding_actor_that_dies_is_an_incident(
     tmp_path: Path, ray_session: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

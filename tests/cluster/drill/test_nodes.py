@@ -24,6 +24,7 @@ main()
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.cluster
 def test_the_node_of_the_traffic_dies(tmp_path: Path) -> None:
     data, out = write_folder(tmp_path / "data"), tmp_path / "out"

@@ -31,6 +31,7 @@ rerank: {top: 8, model: "python:tests.pipeline._rerankers:score"}
 WORDS = np.array(["wing", "shock", "flow", "heat", "plate", "jet", "wave", "cone", "layer", "drag", "lift", "tube"])
 
 
+@pytest.mark.heavy
 def test_a_hybrid_with_a_reranker_is_that_of_the_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each item of the gallery is a query, and ignores itself."""
     data, rng = write_folder(tmp_path / "data"), np.random.default_rng(1)

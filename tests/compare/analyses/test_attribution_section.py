@@ -145,6 +145,7 @@ def test_bars_start_where_those_before_them_end(tmp_path: Path) -> None:
     assert ends.number == "30.0 → 33.8"
 
 
+@pytest.mark.drawn
 def test_the_page_has_the_section(tmp_path: Path) -> None:
     alone, stages, cost, *_ = CASES["hidden"]
     write_results(tmp_path)

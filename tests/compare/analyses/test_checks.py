@@ -62,7 +62,6 @@ def test_if_nothing_learned_nothing_is_recommended(tmp_path: Path) -> None:
         results.crossings()
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_tables_mark_it_and_say_why(tmp_path: Path) -> None:
     results = results_with(tmp_path, "rm")
     text = printed(lambda console: print_table(tmp_path, console))
@@ -78,7 +77,6 @@ def test_tables_mark_it_and_say_why(tmp_path: Path) -> None:
     assert UNLEARNED_NOTE not in html.render(results_with(tmp_path))
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_what_was_not_checked_is_said_once(tmp_path: Path) -> None:
     write_results(tmp_path, data=MANIFEST["data"] | {"not_checked": "train.parquet has no labels"})
     text = printed(lambda console: print_table(tmp_path, console))

@@ -6,8 +6,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from ray_backfill.compare.analyses.cutoffs import (
     NOTHING_TRANSLATED,
     CutoffRow,
@@ -99,7 +97,6 @@ def test_raw_translates_nothing_and_says_so(tmp_path: Path) -> None:
     assert NOTHING_TRANSLATED not in notes_on(cutoff_lines(results_with(tmp_path)))
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_terminal_and_page_have_the_table(tmp_path: Path) -> None:
     results = results_with(tmp_path)
     text = printed(tmp_path)
@@ -115,7 +112,6 @@ def test_terminal_and_page_have_the_table(tmp_path: Path) -> None:
     assert page.text.count("quantile merge: 0.85 becomes") == 4, "new, offline, RM naive and full RM"
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_without_cutoffs_nothing_is_said(tmp_path: Path) -> None:
     results = read_results(write_results(tmp_path))
     assert results.cutoffs == ()

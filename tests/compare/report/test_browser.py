@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [pytest.mark.full, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")]
+pytestmark = [
+    pytest.mark.drawn,
+    pytest.mark.full,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH"),
+]
 
 DESKTOP, PHONE = 1280, 390
 

@@ -19,6 +19,7 @@ from ray_backfill.page.drawing import to_png
 from tests.compare.report.folder import METHODS, many_methods, write_results
 
 
+@pytest.mark.drawn
 def test_curves_png_is_a_picture_of_plausible_size(tmp_path: Path) -> None:
     write_report(write_results(tmp_path))
     with Image.open(tmp_path / "curves.png") as picture:

@@ -17,12 +17,6 @@ from tests.compare.report.page import Page
 QUESTIONS = ["Which method?", "When to switch?", "What does it cost?", "What is at risk?"]
 
 
-@pytest.fixture(autouse=True)
-def undrawn_unless_marked(request: pytest.FixtureRequest) -> None:
-    if "drawn" not in request.keywords:
-        request.getfixturevalue("undrawn")
-
-
 def page(folder: Path) -> Page:
     return Page(html.render(read_results(folder)))
 

@@ -44,6 +44,7 @@ def test_live_dots_lie_on_the_replayed_line(tmp_path: Path) -> None:
     assert gaps == [0] * 4 + [1.0] + [0] * 6
 
 
+@pytest.mark.drawn
 def test_curves_png_is_the_first_figure(tmp_path: Path) -> None:
     before = {p.name for p in write_drill(tmp_path).iterdir()}
     write_live_report(tmp_path)

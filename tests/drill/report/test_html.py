@@ -10,17 +10,9 @@ from rich.console import Console
 
 from ray_backfill.drill.report import html, print_live_table, write_live_report
 from ray_backfill.drill.report.drill_folder import read_drill
-from ray_backfill.page import drawing
 from ray_backfill.page.heading import INVENTED
 from tests.compare.report.page import Page
 from tests.drill.report.folder import write_drill
-
-
-@pytest.fixture(autouse=True)
-def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Charts are drawn only for tests that look at them: drawing takes most of the time."""
-    if "drawn" not in request.keywords:
-        monkeypatch.setattr(drawing, "chart_svg", lambda chart, name, label: f'<svg aria-label="{name}"></svg>')
 
 
 def page(folder: Path) -> tuple[str, Page]:
