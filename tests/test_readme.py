@@ -46,7 +46,7 @@ def test_the_methods_of_a_folder_are_shown_in_two_steps(tmp_path: Path) -> None:
     run(["-c", code_of(ROOT / "README.md")], tmp_path)
     command = simulate_of((ROOT / "docs" / "simulate.md").read_text(), "--metrics")
     # The rest of a minute would be the same.
-    quick = "--transforms.epochs 2 --heads.epochs 2 --points 3".split()
+    quick = ["--transforms.epochs", "2", "--heads.epochs", "2", "--points", "3"]
     printed = run(["-m", "ray_backfill", *command, *quick], tmp_path)
     first, last = printed.split("These methods need no training. Now training: {rho, rho}, rho alone, FCT, full RM.")
     assert "RM naive" in first
