@@ -41,6 +41,7 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "mine" / "results" / "report.html").exists()
 
 
+@pytest.mark.heavy
 @pytest.mark.cluster  # it trains
 def test_the_methods_of_a_folder_are_shown_in_two_steps(tmp_path: Path) -> None:
     run(["-c", code_of(ROOT / "README.md")], tmp_path)

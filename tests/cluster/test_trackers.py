@@ -165,6 +165,7 @@ def test_a_library_that_is_missing_is_named_before_any_work(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.heavy
 @pytest.mark.cluster
 def test_a_command_logs_its_maps_and_no_trial(data: Path, tmp_path: Path) -> None:
     words = ["--methods", "rm", "--heads.epochs", "3", "--tune", "2", "--workers.log-to", "tensorboard"]

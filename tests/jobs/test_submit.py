@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
+import ray_backfill as rb
 from ray_backfill.core.stages import read_json
 from tests.head import BIN, running_head
 from tests.jobs.conftest import ROOT
@@ -70,6 +72,7 @@ def run_mission(environment: Environment, out: Path) -> None:
     assert {"mcl", "rm"} < set(pd.read_parquet(out / "results" / "summary.parquet").method)
 
 
+@pytest.mark.heavy
 @pytest.mark.cluster
 def test_both_commands_of_the_mission_need_no_option_on_two_cpus(submitted: Path) -> None:
     assert (submitted / "results" / "report.html").exists()
@@ -90,6 +93,7 @@ with session():
     print(ray.get_runtime_context().get_job_id())"""
 
 
+@pytest.mark.heavy
 @pytest.mark.cluster
 def test_the_dashboard_names_what_has_run(submitted: Path, cluster: Environment) -> None:
     def shown(path: str) -> Any:
@@ -112,6 +116,18 @@ def test_the_dashboard_names_what_has_run(submitted: Path, cluster: Environment)
     )
     (job,) = (job for job in shown("jobs/") if job["job_id"] == done.stdout.strip())
     assert job["metadata"] == {"command": "fit", "data": "postgresql://me@host/db"}
+
+
+@pytest.mark.cluster
+def test_a_submitted_job_compares_methods(cluster: Environment, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    new = rng.normal(size=(200, 12))
+    rb.write_folder(tmp_path / "data", {"old": new[:, :8], "new": new, "label": np.arange(200) % 20})
+    words = ["--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--methods", "rm_naive", "--points", "3"]
+    submitted = submit(cluster, "python", "jobs/simulate.py", *words)
+    assert submitted.returncode == 0, submitted.stdout[-3000:]
+    assert "RM naive" in submitted.stdout
+    assert (tmp_path / "run" / "results" / "report.html").exists()
 
 
 @pytest.mark.cluster

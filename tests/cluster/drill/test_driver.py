@@ -249,6 +249,7 @@ def test_live_quality_of_a_tenant_is_that_of_the_replay(
     assert_as_replayed(data, run(data, tmp_path, monkeypatch, evaluation=OF_TENANT), OF_TENANT)
 
 
+@pytest.mark.heavy
 def test_a_query_finds_items_of_its_tenant(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while items are inserted and deleted."""
     churn = ChurnSettings(inserts=60, deletes=50)
