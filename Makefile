@@ -27,8 +27,7 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv
 	@rm -f .venv/.ready-*
 	$(BIN)/python -m pip uninstall --quiet --yes faiss-cpu faiss-gpu 2>/dev/null
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint $(CONSTRAINTS) \
-	  --editable '.[$(EXTRA),dev,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint $(CONSTRAINTS) --editable '.[$(EXTRA),dev,docs]'
 # milvus-lite, which tests use, brings faiss-cpu, the same module as faiss-gpu; whichever comes last would win.
 ifeq ($(EXTRA),gpu)
 	$(BIN)/python -m pip uninstall --quiet --yes faiss-cpu faiss-gpu

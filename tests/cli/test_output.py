@@ -134,7 +134,7 @@ def test_an_unknown_command_ends_with_2_if_nothing_can_be_said() -> None:
         assert subprocess.run(f"{shlex.join(COMMAND)} nope {how}", shell=True, check=False).returncode == 2
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin1"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin1", marks=pytest.mark.heavy)])
 def test_an_encoding_of_few_characters_loses_no_sign(encoding: str, data: Path, tmp_path: Path) -> None:
     rb.simulate(data, out=tmp_path / "run", methods="rm_naive", points=2)
     said = {}

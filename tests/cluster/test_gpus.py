@@ -78,6 +78,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.heavy
 def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(tmp_path: Path) -> None:
     # Names of two GPUs: Ray believes them, and torch finds none, on whatever machine.
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "98,99"}

@@ -126,24 +126,26 @@ def _folder(path: Path) -> EmbeddingFolder:
     return read_folder(path)
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("ray_session")
 def test_two_workers_fit_what_one_process_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # As where there are GPUs and one map; several, and those on CPUs, are tasks (test_side_by_side.py).
     monkeypatch.setattr("ray_backfill.compare.ray.fits.has_gpus", lambda: True)
     folder = _folder(tmp_path / "data")
-    methods = find_methods(("rm_naive", "rm", "procrustes_query"))
+    methods = find_methods(("rm_naive", "rqt", "rm", "fct", "procrustes_query"))
     monkeypatch.setattr("ray_backfill.compare.fits.has_more_than_cpus", lambda: True)
     found: dict[str, Path] = {}
     for method in methods:
         found |= fit_stage(tmp_path / "maps", folder, [method], FITS, "cosine", Workers(number=2))
-    assert set(found) == {"rm", "procrustes_query"}
+    assert set(found) == {"rqt", "rm", "fct", "procrustes_query"}
     assert folder.train is not None
     data = TrainSet(folder.train.vectors, folder.train.label)
+    last_weight = {"rqt": "psi.3.weight", "rm": "psi.3.weight", "fct": "mixer.6.weight"}
     for method in methods[1:]:
         assert method.fit is not None
         alone, trained = method.fit.fit(data, FITS, "cosine").network, load_network(found[method.name])
         if method.is_trained:
-            ours, theirs = (network.state_dict()["psi.3.weight"] for network in (trained, alone))
+            ours, theirs = (network.state_dict()[last_weight[method.name]] for network in (trained, alone))
         else:
             ours, theirs = (network.weights["linear.weight"] for network in (trained, alone))
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -32,6 +32,7 @@ def outcome(nodes: Nodes, *arguments: str) -> tuple[int, str, list[str]]:
     return driver.returncode, out, said.splitlines()
 
 
+@pytest.mark.heavy
 @pytest.mark.cluster
 def test_other_versions_are_one_line_and_equal_ones_pass(tmp_path: Path) -> None:
     with started_nodes(1, 1) as nodes:

@@ -121,7 +121,7 @@ def test_the_start_is_exact() -> None:
     ("of", "name"),
     [
         (gallery(), "raw"), (with_tenants(), "raw"),
-        *(pytest.param(gallery(), name, marks=pytest.mark.full) for name in ("zscore", "csls")),
+        *(pytest.param(gallery(), name, marks=pytest.mark.heavy) for name in ("zscore", "csls")),
     ],
     ids=["raw", "tenants", "zscore", "csls"],
 )  # fmt: skip

@@ -333,6 +333,7 @@ def test_a_killed_driver_is_continued(
     assert [entry.leg for entry in of_type(journal.entries(), Started)] == [0, 1]
 
 
+@pytest.mark.heavy
 def test_an_image_that_broke_keeps_its_old_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real images and a real network; one image has become unreadable when its turn comes."""
     tree = {f"{split}/c{i % 4}/{i}.png": drawing(i) for split in ("train", "gallery", "queries") for i in range(24)}
