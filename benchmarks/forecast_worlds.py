@@ -10,7 +10,7 @@ intent is of one of five tenants, which have from 1/15 to 5/15 of the intents; -
 
 Each trial draws a sample and forecasts, as the commands do. The trials of a world are appended to OUT/WORLD.jsonl: a
 run that was stopped goes on where it stood. Prints, for each world and method, how often the 95 % intervals of
-mAP@100's area, end and gain held the exact value, and biases in points. --show: prints what there is.
+mAP@100's area, end and gain held the exact value, and biases in points, and sums of all. --show: prints what there is.
 """
 
 import argparse
@@ -159,6 +159,16 @@ def lines_of(name: str, found: Sequence[Mapping[str, Any]]) -> Iterator[dict[str
         yield line
 
 
+def sums_of(table: pd.DataFrame) -> Iterator[str]:
+    """How often the intervals of all worlds held, and in the worst of those with ten or more."""
+    shown = (table["samples"] * (1 - table["withheld %"] / 100)).to_numpy(float)
+    for title in FIGURES.values():
+        number = table["gains shown"].to_numpy(float) if title == "gain" else shown
+        share = table[f"{title}, held %"].to_numpy(float)
+        mean, lowest = np.nansum(share * number) / number.sum(), share[number >= 10].min(initial=np.inf)
+        yield f"{title}: {mean:.1f} % of {number.sum():.0f} held, lowest {lowest:.0f} %"
+
+
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("folders", nargs="*", help="embeddings by both models; default: the eight made worlds")
@@ -186,8 +196,10 @@ def main() -> None:
     for name in places:
         if (kept := given.out / f"{name}.jsonl").exists():
             lines += lines_of(name, list(map(json.loads, kept.read_text().splitlines())))
-    shown = pd.DataFrame(lines).round(1).astype(str)
+    table = pd.DataFrame(lines)
+    shown = table.round(1).astype(str)
     print(table_lines(PageTable(tuple(shown.columns), tuple(map(tuple, shown.to_numpy())))))
+    print("\n".join(sums_of(table)))
 
 
 if __name__ == "__main__":
