@@ -33,7 +33,7 @@ ifeq ($(EXTRA),gpu)
 	$(BIN)/python -m pip uninstall --quiet --yes faiss-cpu faiss-gpu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint $(CONSTRAINTS) faiss-gpu
 endif
-# pip compiles on one core. Some packages bring files that are no Python 3.
+# On all cores; pip would compile on one. Errors are ignored: some packages contain files for other versions of Python.
 	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $(READY)
 ifeq ($(EXTRA),gpu)

@@ -15,6 +15,7 @@ mAP@100's area, end and gain held the exact value, and biases in points, and sum
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -160,13 +161,14 @@ def lines_of(name: str, found: Sequence[Mapping[str, Any]]) -> Iterator[dict[str
 
 
 def sums_of(table: pd.DataFrame) -> Iterator[str]:
-    """How often the intervals of all worlds held, and in the worst of those with ten or more."""
+    """How often the intervals of all worlds held, and how often in the worst world of those with ten trials or more."""
     shown = (table["samples"] * (1 - table["withheld %"] / 100)).to_numpy(float)
     for title in FIGURES.values():
         number = table["gains shown"].to_numpy(float) if title == "gain" else shown
         share = table[f"{title}, held %"].to_numpy(float)
-        mean, lowest = np.nansum(share * number) / number.sum(), share[number >= 10].min(initial=np.inf)
-        yield f"{title}: {mean:.1f} % of {number.sum():.0f} held, lowest {lowest:.0f} %"
+        often = share[number >= 10]
+        lowest = f", lowest {often.min():.0f} %" if len(often) else ""
+        yield f"{title}: {np.nansum(share * number) / number.sum():.1f} % of {number.sum():.0f} held{lowest}"
 
 
 def read_arguments() -> argparse.Namespace:
@@ -196,6 +198,8 @@ def main() -> None:
     for name in places:
         if (kept := given.out / f"{name}.jsonl").exists():
             lines += lines_of(name, list(map(json.loads, kept.read_text().splitlines())))
+    if not lines:
+        sys.exit(f"error: there are no trials in {given.out}; run it without --show")
     table = pd.DataFrame(lines)
     shown = table.round(1).astype(str)
     print(table_lines(PageTable(tuple(shown.columns), tuple(map(tuple, shown.to_numpy())))))

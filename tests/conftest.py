@@ -24,7 +24,7 @@ from PIL import Image
 
 from tests.command import Command, Ended
 from tests.faulty_store import Faults, faulty
-from tests.object_store import SERVERS, client_variables, new_bucket, served
+from tests.object_store import client_variables, new_bucket, served
 
 # A shell without job control starts what runs in the background with Ctrl-C ignored, and its children keep that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,8 +41,6 @@ WITH_RAY = {
     "test_live_quality_is_that_of_the_replay",
     "test_churn_and_rollback",  # a shard is killed
 }
-# Both servers of S3 are asked here in every suite; what others test on both, `make test-all` tests on the quicker one.
-BOTH_SERVERS = ("tests/core",)
 # Tests that start a Ray: name of a group, which one process runs -> its files.
 GROUPS = {
     "the shared Ray": ("tests/cluster",),
@@ -68,10 +66,7 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses the shared Ray, and let it begin. A test that starts a Ray in another way is marked by hand."""
-    ids = {item.nodeid for item in items}
     for item in items:
-        if item.nodeid.replace("moto", "ministack") in ids - {item.nodeid} and not item.nodeid.startswith(BOTH_SERVERS):
-            item.add_marker("heavy")
         if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"{item.nodeid}: an address differs in each process: give ids to parametrize")
         if "ray_session" in getattr(item, "fixturenames", ()):
@@ -149,9 +144,9 @@ def ray_session() -> None:
     """A test that uses this has a Ray."""
 
 
-@pytest.fixture(scope="session", params=SERVERS)
+@pytest.fixture(scope="session", params=[pytest.param("moto", marks=pytest.mark.heavy), "ministack"])
 def s3_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server of S3, one after the other."""
+    """The address of a server of S3: the quicker one. tests/core asks both in every suite."""
     with served(request.param, tmp_path_factory.mktemp("server")) as address:
         yield address
 

@@ -8,7 +8,8 @@ In all functions ``drill`` is the folder of the drill.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -79,17 +80,12 @@ def read_part(drill: Path, operation: Operation) -> Embedded:
         BadPartError: the file is missing, truncated, damaged, or belongs to another plan.
     """
     path = part_path(drill, operation.number)
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            table = file.read()
+    with _reading(path, operation.number), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        table = file.read()
         metadata = table.schema.metadata or {}
         name, broken = metadata[_OPERATION].decode(), json.loads(metadata[_BROKEN])
         positions = table["position"].to_numpy()
         vectors = {name: vectors_of(table[name]) for name in table.column_names if name != "position"}
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        if in_store(path) and isinstance(error, InputError):  # which does not answer
-            raise
-        raise BadPartError(operation.number, f"{path.name} cannot be read: {error}") from error
     embedded = Embedded(positions, vectors, tuple((int(p), str(reason)) for p, reason in broken))
     expected = operation.positions[~np.isin(operation.positions, embedded.broken_positions)]
     if name != f"{operation.number} {operation.kind}" or not np.array_equal(positions, expected):
@@ -104,13 +100,20 @@ def read_broken(drill: Path, number: int) -> IntArray:
         BadPartError: the file is missing or truncated.
     """
     path = part_path(drill, number)
-    try:
+    with _reading(path, number):
         broken = json.loads((pq.read_schema(path).metadata or {})[_BROKEN])
+    return np.array([position for position, _ in broken], np.int64)
+
+
+@contextmanager
+def _reading(path: Path, number: int) -> Iterator[None]:
+    """What cannot be read is a bad part, but for a store that does not answer: the part there may be whole."""
+    try:
+        yield
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        if in_store(path) and isinstance(error, InputError):  # which does not answer
+        if in_store(path) and isinstance(error, InputError):
             raise
         raise BadPartError(number, f"{path.name} cannot be read: {error}") from error
-    return np.array([position for position, _ in broken], np.int64)
 
 
 def set_aside(drill: Path, number: int) -> None:
