@@ -226,7 +226,8 @@ def _count_tile(
 
 
 class CloserCounts(NamedTuple):
-    """Items closer than M thresholds, ascending. known: (O, M, T) exact. expected: (O, M, T) of the others.
+    """Items closer than M thresholds, ascending. known: (O, M, T) exact. expected: (O, M, T) of the others. variance:
+    (M,) of their number relative to its mean.
 
     changes: (1 + PARTS, O, M, T) of the expected number: by ``structural_error``, and if a part of the items is left
     out on which the model is fitted.
@@ -235,6 +236,7 @@ class CloserCounts(NamedTuple):
     thresholds: Floats32
     known: IntArray
     expected: Floats
+    variance: Floats
     changes: Floats
 
 
@@ -251,14 +253,19 @@ def count(
     for o in range(orders):
         _closer(places[o], known_moments[o], after, thresholds, closer[o])
     hidden = np.cumsum(cells[:, :, :points], axis=2).astype(np.float64)
-    likely = calibration.factor * others.cumulative(thresholds)  # (1 + PARTS, CELLS, M)
+    likely = others.cumulative(thresholds)  # (1 + PARTS, CELLS, M)
     by_threshold = likely.swapaxes(1, 2) @ hidden.swapaxes(0, 1).reshape(len(hidden[0]), -1)  # (1 + PARTS, M, O T)
     expected = by_threshold.reshape(*by_threshold.shape[:2], orders, points).swapaxes(1, 2)
-    changes = np.concatenate([structural_error(expected[:1], calibration.error), expected[1:] - expected[0]])
-    return CloserCounts(thresholds, closer, expected[0], changes)
+    share = expected[0, 0, :, -1] / max(hidden[0, :, -1].sum(), 1.0)
+    factor = np.minimum(calibration.factor(share), 1 / np.maximum(share, 1e-12))[:, None]
+    expected *= factor
+    changes = np.concatenate(
+        [structural_error(expected[:1], calibration.error(share)[:, None]), expected[1:] - expected[0]]
+    )
+    return CloserCounts(thresholds, closer, expected[0], others.variance(share), changes)
 
 
-def structural_error(expected: Floats, error: float = 0.0) -> Floats:
+def structural_error(expected: Floats, error: Floats | float = 0.0) -> Floats:
     """By how much expected numbers of closer items may be wrong besides the sample's error, as a standard deviation.
 
     The model has the same residuals for all queries. error: of the factor, see ``Calibration``.

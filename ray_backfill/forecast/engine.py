@@ -78,7 +78,7 @@ def forecast_pair(
             at.of_after, at.of_before, moment_ON[:, query.answers[drawn.answer]].astype(np.int64), drawn.rank_share,
             drawn.ahead, drawn.share, gain, drawn.answer, drawn.sampled, drawn.sign,
         )  # fmt: skip
-        return expect(entries, counts, kinds, cuts, models.calibration.variance, len(drawn.random)), drawn.pool
+        return expect(entries, counts, kinds, cuts, len(drawn.random)), drawn.pool
 
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
         shards = ThreadShards(gallery, pool, threads) if isinstance(gallery, Forms) else gallery

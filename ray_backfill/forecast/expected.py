@@ -103,10 +103,9 @@ class Expectation:
 
 
 def expect(
-    entries: Entries, counts: CloserCounts, kinds: NDArray[np.int64], cuts: NDArray[np.int64], variance: float,
-    n_sampled: int,
+    entries: Entries, counts: CloserCounts, kinds: NDArray[np.int64], cuts: NDArray[np.int64], n_sampled: int
 ) -> Expectation:  # fmt: skip
-    """The expected sums over right answers. variance: of counts relative to their means, see ``Calibration``.
+    """The expected sums over right answers.
 
     Cost: O T K (K + R counts).
     """
@@ -115,8 +114,8 @@ def expect(
     own = np.zeros((orders, n_sampled, points, len(kinds)))
     changes = np.zeros((orders, len(counts.changes), points, len(kinds)))
     for o in range(orders):
-        of_order = CloserCounts(counts.thresholds, counts.known[o], counts.expected[o], counts.changes[:, o])
-        _expect(entries, entries.moment[o], of_order, kinds, cuts, variance, value[o], own[o], changes[o])
+        of_order = counts._replace(known=counts.known[o], expected=counts.expected[o], changes=counts.changes[:, o])
+        _expect(entries, entries.moment[o], of_order, kinds, cuts, value[o], own[o], changes[o])
     return Expectation(value, own, changes.swapaxes(0, 1))
 
 
@@ -128,12 +127,12 @@ def _is_before(place: Array, answer: Array, one: int, other: int) -> bool:
 
 @kernel
 def _expect(
-    entries: Entries, moment: Array, counts: CloserCounts, kinds: Array, cuts: Array, variance: float, sums: Array,
-    own: Array, changed: Array,
+    entries: Entries, moment: Array, counts: CloserCounts, kinds: Array, cuts: Array, sums: Array, own: Array,
+    changed: Array,
 ) -> None:  # fmt: skip
     """Add up one order. moment: (K,), counts: as in ``Entries`` and ``CloserCounts``, of this order."""
     after, before, _, rank_share, ahead, stands_for, gain, answer, sampled, sign = entries
-    _, known, expected, changes = counts
+    _, known, expected, variances, changes = counts
     behind = np.zeros((len(after), len(kinds)))  # change of an entry's contribution if one more answer precedes it
     for t in range(len(sums)):
         place = np.where(moment <= t, after, before)
@@ -142,7 +141,7 @@ def _expect(
             for other in range(len(after)):
                 if answer[other] != answer[k] and _is_before(place, answer, other, k):
                     preceding += rank_share[other]
-            closer, mean = known[place[k], t], expected[place[k], t]
+            closer, mean, variance = known[place[k], t], expected[place[k], t], variances[place[k]]
             for r in range(len(kinds)):
                 share = stands_for[k] * gain[r, k]
                 value = _of_entry(kinds[r], cuts[r], preceding, closer, mean, variance)

@@ -19,7 +19,7 @@ from ray_backfill.forecast.counts import CountingShards, Forms
 from ray_backfill.forecast.engine import Forecast, forecast_pair
 from ray_backfill.forecast.estimate import exact_units, mean_of
 from ray_backfill.forecast.known_items import NewEmbeddings
-from ray_backfill.forecast.models import Calibration, KnownForms
+from ray_backfill.forecast.models import EXACT, KnownForms
 from ray_backfill.learn.methods import Embeddings, Method, find_methods
 
 # Metric -> (Q,) exact values at t = 0; NaN for queries without right answers.
@@ -204,4 +204,4 @@ def _exact(comparison: Comparison, merged: Merged, given: NewEmbeddings, orders:
         pair = UpgradePair(RetrievalSystem(query["old"], old), pair.forward)
     curves = replay(pair, comparison.truth, orders, how.points, how.metrics, how.distance, merge=merged.merge)
     units = {order: {m: exact_units(values) for m, values in each.per_query.items()} for order, each in curves.items()}
-    return Forecast(units, Calibration(1.0, 0.0), [])
+    return Forecast(units, EXACT, [])

@@ -7,9 +7,14 @@ of a query and an item that was drawn at random are what it is fitted on; items 
 would bias it. How far the distribution may be off is estimated by the jackknife: items are divided into ``PARTS``, and
 each part is left out in turn.
 
+Queries differ: their distances are shifted, and more or less spread. How much is estimated from the numbers of sampled
+items that are closer than several distances, of all queries (``OtherItems.spread``). A far distance tells what a shift
+and a spread change at a near one, where a sample has hardly any item (``_effects``).
+
 Calibration checks that model on the items that were sampled at random: of each chosen query, those that are closer than
-its sampled right answers are counted and compared with their expected number. All expected numbers are multiplied by
-the ratio, as far as the sample tells it from 1.
+its sampled right answers are counted and compared with their expected number. Queries whose right answers are close
+have more other close items, too. What the sample shows of that shift and spread corrects the expected numbers, as far
+as it is certain.
 
 Of right answers that are not sampled, distances are drawn: log d = a + b log s + u + e. s is the distance of the item's
 stand-in, u what the answers of a query have in common (normal), e the rest (empirical). That model is fitted by
@@ -17,13 +22,13 @@ expectation maximisation (Laird and Ware, 1982).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.special import gammaln
+from scipy.optimize import minimize, nnls
+from scipy.stats import norm
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.kernels import Array, kernel
@@ -40,8 +45,12 @@ PARTS = 8
 _SHARE, _FEWEST, _MOST = 2000, 150, 1000
 # Points at which the distribution of residuals is kept; between them it is linear.
 _GRID = 2048
-# Standard deviation of the logarithm of the ratio, before anything is observed.
-_PRIOR = 0.3
+# Standard deviations of the effects at right answers, before anything is observed.
+_PRIOR = np.array([0.1, 0.1])
+# Shares of closer items at which queries are compared.
+_SHARES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+# Variance of a number of closer items between queries, relative to its mean, at most; and of a factor's logarithm.
+_MOST_VARIANCE, _MOST_EFFECT = 5.0, 3.0
 # Draws of a distance for each unsampled right answer.
 _DRAWS = 2
 _SEED = 7
@@ -79,7 +88,8 @@ class Cells:
 @dataclass(frozen=True, eq=False)
 class OtherItems:
     """The fitted model. bin_C: (CELLS,) bin of residuals of each cell. below: (PARTS, bins, _GRID + 1) weight of a
-    part's residuals below each point of a grid, which starts at ``first`` and has steps of ``step``.
+    part's residuals below each point of a grid, which starts at ``first`` and has steps of ``step``. spread:
+    (2,) variance between queries of a shift of their distances, and of the logarithm of their spread.
     """
 
     cells: Cells
@@ -87,6 +97,7 @@ class OtherItems:
     below: Floats
     first: float
     step: float
+    spread: Floats
 
     def cumulative(self, thresholds: Floats32) -> Floats:
         """(1 + PARTS, CELLS, M) probability that an item of a cell is closer than a threshold, and without each part.
@@ -97,6 +108,14 @@ class OtherItems:
         middle = np.exp(self.cells.low + (np.arange(CELLS) + 0.5) * self.cells.width)
         _cumulative(middle, self.bin_C, self.below, self.first, self.step, thresholds, out)
         return out
+
+    def variance(self, share: Floats) -> Floats:
+        """Variance of the number of closer items, relative to its mean, between queries of which the same is expected.
+
+        share: of all items that are expected closer. One variance for all shares would be that of the many far items,
+        which a sample tells; the few nearest ones differ much more, and decide.
+        """
+        return np.clip(np.expm1(np.minimum(_effects(share) ** 2 @ self.spread, 5.0)), 0.01, _MOST_VARIANCE)
 
 
 @kernel
@@ -121,12 +140,14 @@ def _cumulative(middle: Array, bins: Array, below: Array, first: float, step: fl
 
 
 def fit_others(
-    stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats, part: NDArray[np.int64], unit: float = 1.0
+    stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats, part: NDArray[np.int64],
+    query: NDArray[np.int64], unit: float = 1.0,
 ) -> OtherItems:  # fmt: skip
     """Fit the model on pairs of a query and an item that is not its right answer.
 
     stand_in, old, true: (pairs,) distances of the item's stand-in, in the old model, and by its new embedding. weight:
-    (pairs,) for how many items each one stands. part: (pairs,) of the item, for the jackknife. unit: a usual distance.
+    (pairs,) for how many items each one stands. part: (pairs,) of the item, for the jackknife. query: (pairs,) number
+    of the query, from 0 on. unit: a usual distance.
     """
     cells = _fit_cells(stand_in, old, true, weight, unit)
     predicted = cells.predict(stand_in, old)
@@ -139,7 +160,39 @@ def fit_others(
     # A residual is below the point that follows it.
     place = (part * bins + bin_C[cell]) * (_GRID + 1) + ((residual - first) / step).astype(np.int64) + 1
     mass = np.bincount(place, weight, PARTS * bins * (_GRID + 1)).reshape(PARTS, bins, _GRID + 1)
-    return OtherItems(cells, bin_C, np.cumsum(mass, axis=2), first, step)
+    others = OtherItems(cells, bin_C, np.cumsum(mass, axis=2), first, step, np.zeros(2))
+    return replace(others, spread=_spread(others, cell, true, query))
+
+
+def _spread(others: OtherItems, cell: NDArray[np.int64], true: Floats32, query: NDArray[np.int64]) -> Floats:
+    """(2,) see ``OtherItems``, from the numbers of closer items of all queries, at several distances."""
+    at = np.quantile(true, _SHARES).astype(np.float32)
+    n_queries = int(query.max()) + 1
+    likely = others.cumulative(at)[0]
+    items_QC = np.bincount(query * CELLS + cell, minlength=n_queries * CELLS).reshape(n_queries, CELLS)
+    expected_QK, by_chance_QK = items_QC @ likely, items_QC @ (likely * (1 - likely))
+    observed_QK = np.stack([np.bincount(query[true < one], minlength=n_queries) for one in at], axis=1)
+    told = (observed_QK.sum(axis=0) > 0) & (expected_QK.sum(axis=0) > 0)
+    if not told.any():
+        return np.zeros(2)
+    shares = np.array(_SHARES)[told]
+    expected_QK, by_chance_QK, observed_QK = (of[:, told] for of in (expected_QK, by_chance_QK, observed_QK))
+    expected_QK *= observed_QK.sum(axis=0) / expected_QK.sum(axis=0)
+    of_square = ((observed_QK - expected_QK) ** 2 - by_chance_QK).sum(axis=0) / (expected_QK**2).sum(axis=0)
+    mean = observed_QK.mean(axis=0)
+    weight = np.sqrt(mean / (1 + mean))  # few close items say little
+    fitted, _ = nnls(_effects(shares) ** 2 * weight[:, None], np.log1p(np.maximum(of_square, -0.9)) * weight)
+    return fitted
+
+
+def _effects(share: Floats) -> Floats:
+    """(..., 2) change of the logarithm of a share of normal distances by a shift, in standard deviations, and by the
+    logarithm of the standard deviation. The first one is the inverse ratio of Mills (1926).
+    """
+    at = np.clip(share, 1e-9, 1 - 1e-9)
+    quantile = norm.ppf(at)
+    shift = norm.pdf(quantile) / at
+    return np.stack([shift, -quantile * shift], axis=-1)
 
 
 def _fit_cells(stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats, unit: float) -> Cells:
@@ -174,60 +227,86 @@ def _bins(pairs_C: NDArray[np.int64]) -> NDArray[np.int64]:
 class Checked:
     """Closer items among those sampled at random, at each sampled right answer of all chosen queries.
 
-    observed, expected: (A,). influence: (A,) how much an error of the count changes average precision.
+    observed, expected: (A,). share: (A,) expected, of all sampled ones. variance: (A,) between queries, relative to the
+    mean. influence: (A,) how much an error of the count changes average precision.
     """
 
     observed: Floats
     expected: Floats
+    share: Floats
+    variance: Floats
     influence: Floats
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Calibration:
-    """ratio: observed over expected number of closer items, fitted. variance: of the ratio between queries. factor:
-    what expected numbers are multiplied by. error: standard deviation of its logarithm.
+    """What the sample shows of expected numbers at right answers. ratio: observed over expected. effects: (2,) mean
+    shift and spread that correct them. covariance: (2, 2) of their errors.
     """
 
     ratio: float
-    variance: float
-    factor: float = 1.0
-    error: float = 0.0
+    effects: Floats
+    covariance: Floats
+
+    def factor(self, share: Floats) -> Floats:
+        """(M,) by which numbers of closer items are multiplied. share: of all items that are expected closer."""
+        return np.exp(np.clip(_effects(share) @ self.effects, -_MOST_EFFECT, _MOST_EFFECT))
+
+    def error(self, share: Floats) -> Floats:
+        """(M,) standard deviation of the factor's logarithm."""
+        effects = _effects(share)
+        return np.asarray(np.sqrt(np.einsum("mi,ij,mj->m", effects, self.covariance, effects)))
 
 
-def check(observed: Floats, expected: Floats, share: float, answers: int) -> Checked:
-    """One query. observed, expected: (n,) at its sampled answers, ascending by distance. share: of all items that were
-    sampled. answers: number of its right answers.
+EXACT = Calibration(1.0, np.zeros(2), np.zeros((2, 2)))
+
+
+def check(observed: Floats, expected: Floats, sampled: int, findable: int, answers: int, others: OtherItems) -> Checked:
+    """One query. observed, expected: (n,) at its sampled answers, ascending by distance. sampled, findable: number of
+    other items in the sample and in the gallery. answers: number of its right answers.
     """
-    number = len(observed)
-    of_all = expected / share
+    number, share = len(observed), expected / max(sampled, 1)
+    of_all = findable * share
     preceding = np.arange(number) * max(answers - 1, 0) / max(number - 1, 1) if number > 1 else np.array([answers / 2])
-    return Checked(observed, expected + 1e-6, (1 + preceding) * of_all / (1 + preceding + of_all) ** 2 / number)
+    influence = (1 + preceding) * of_all / (1 + preceding + of_all) ** 2 / number
+    return Checked(observed, expected + 1e-6, share, others.variance(share), influence)
 
 
 def calibrate(checked: list[Checked], group: IntArray) -> Calibration:
-    """Fit a negative binomial distribution of the counts by maximum likelihood, weighted by influence.
+    """Fit the mean of negative binomial counts by maximum likelihood, weighted by influence.
 
-    group: of each query; those of a group err together. The logarithm of the ratio has a normal prior (``_PRIOR``).
+    group: of each query; those of a group err together. The effects have a normal prior (``_PRIOR``).
     """
-    observed, expected, weight = (
-        np.concatenate([getattr(query, name) for query in checked]) for name in ("observed", "expected", "influence")
+    observed, expected, share, variance, weight = (
+        np.concatenate([getattr(query, name) for query in checked])
+        for name in ("observed", "expected", "share", "variance", "influence")
     )
     weight = weight / max(weight.sum(), 1e-12)
+    effects, shape = _effects(share), 1 / variance
 
-    def loss(parameters: Floats) -> float:
-        ratio, shape = np.exp(np.clip(parameters[0], -5, 5)), np.exp(-np.clip(parameters[1], -7, 3))
-        mean = ratio * expected
-        chance = gammaln(observed + shape) - gammaln(shape) + shape * np.log(shape / (shape + mean))
-        return -float(weight @ (chance + observed * np.log(mean / (shape + mean))))
+    def mean(of: Floats) -> Floats:
+        return np.asarray(np.exp(np.clip(effects @ of, -_MOST_EFFECT, _MOST_EFFECT)) * expected)
 
-    ratio, variance = np.exp(np.clip(minimize(loss, [0.0, -1.0], method="Nelder-Mead").x, -5, 5)).tolist()
-    pull = weight / (1 + variance * ratio * expected)
-    score = np.bincount(
-        np.repeat(group, [len(query.observed) for query in checked]), pull * (observed - ratio * expected)
+    def loss(of: Floats) -> float:
+        expected_so = mean(of)
+        return -float(weight @ (observed * np.log(expected_so) - (observed + shape) * np.log(shape + expected_so)))
+
+    fitted = minimize(loss, np.zeros(2), method="Nelder-Mead").x
+    pull = weight / (1 + variance * mean(fitted))
+    of_answer = np.repeat(group, [len(query.observed) for query in checked])
+    off = (pull * (observed - mean(fitted)))[:, None] * effects
+    scores = np.stack([np.bincount(of_answer, of_effect) for of_effect in off.T], axis=1)
+    information, by_chance = (
+        (effects * (factor * pull * mean(fitted))[:, None]).T @ effects for factor in (1.0, weight)
     )
-    of_sample = float(score @ score) / max(float(pull @ expected) * ratio, 1e-12) ** 2
-    kept = _PRIOR**2 / (_PRIOR**2 + of_sample)
-    return Calibration(ratio, float(np.clip(variance, 0.01, 5.0)), ratio**kept, float(np.sqrt(of_sample * kept)))
+    # Answers of a group err together: by how much is one number, because few groups do not tell more.
+    inverse = np.linalg.pinv(by_chance, hermitian=True)
+    together = max(float(np.trace(inverse @ scores.T @ scores)) / 2, 1.0)
+    # Of what the sample does not tell, the prior stays.
+    of_sample = information @ inverse @ information / together
+    covariance = np.linalg.inv(of_sample + np.diag(_PRIOR**-2))
+    ratio = float(pull @ observed) / max(float(pull @ expected), 1e-12)
+    return Calibration(ratio, covariance @ of_sample @ fitted, covariance)
 
 
 def logarithms(distances: NDArray[Any], unit: float = 1.0) -> NDArray[Any]:
@@ -439,10 +518,7 @@ def fit_models(known: KnownItems, forms: KnownForms, truth: GroundTruth) -> Mode
             cell = others.cells.of(others.cells.predict(stand_in[there], old[there]))
             expected = np.bincount(cell, minlength=CELLS) @ others.cumulative(at)[0]
             observed = np.searchsorted(np.sort(after[there]), at).astype(np.float64)
-            if there.any():  # a small part may have no other item in the sample
-                checked.append(check(observed, expected, float(there.sum()) / findable_Q[query], answers))
-            else:
-                checked.append(Checked(*np.empty((3, 0))))
+            checked.append(check(observed, expected, int(there.sum()), int(findable_Q[query]), answers, others))
     return Models(others, fit_answers(pairs, unit), calibrate(checked, known.group), checked)
 
 
@@ -485,4 +561,4 @@ def _fit_others(known: KnownItems, forms: KnownForms, truth: GroundTruth, part_n
     )
     pair_weight = np.broadcast_to(known.weight[rows], is_other.shape)[is_other]
     pair_part = np.broadcast_to(part, is_other.shape)[is_other]
-    return fit_others(stand_in, old, true, pair_weight, pair_part, forms.unit)
+    return fit_others(stand_in, old, true, pair_weight, pair_part, np.nonzero(is_other)[0], forms.unit)

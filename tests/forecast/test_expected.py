@@ -21,8 +21,8 @@ def found(entries: Entries, known: list[int], mean: list[float], variance: float
     """known, mean: of each threshold."""
     expected = np.array(mean)[None, :, None]
     counts = CloserCounts(np.arange(len(mean), dtype=np.float32), np.array(known)[None, :, None], expected,
-                    np.full((1, 1, len(mean), 1), changes))  # fmt: skip
-    return expect(entries, counts, KINDS, CUTS, variance, 1)
+                    np.full(len(mean), variance), np.full((1, 1, len(mean), 1), changes))  # fmt: skip
+    return expect(entries, counts, KINDS, CUTS, 1)
 
 
 def one_answer(known: int, mean: float, variance: float) -> np.ndarray:

@@ -16,7 +16,7 @@ def test_probabilities_and_what_changes_without_a_part() -> None:
     # Far items err more than close ones: with half of all pairs in one bin, 18 % too many would be below 0.05.
     true = (stand_in + (0.02 + 0.1 * stand_in) * rng.standard_normal(n)).astype(np.float32)
     weight, part = rng.choice([1.0, 5.0], n), rng.integers(0, PARTS, n)
-    model = fit_others(stand_in, old, true, weight, part)
+    model = fit_others(stand_in, old, true, weight, part, np.arange(n) % 100)
     at = np.array([0.05, 0.2, 0.5, 0.8], np.float32)
     found = model.cumulative(at)
     assert found.shape == (1 + PARTS, CELLS, 4)
@@ -33,7 +33,7 @@ def test_a_gallery_has_items_that_are_predicted_closer_than_any_sampled_one() ->
     n, items = 200_000, 20_000_000
     stand_in, old = (rng.normal(1, 0.12, n).astype(np.float32) for _ in range(2))
     true = (stand_in + rng.normal(0, 0.05, n)).astype(np.float32)
-    model = fit_others(stand_in, old, true, np.ones(n), np.arange(n) % PARTS)
+    model = fit_others(stand_in, old, true, np.ones(n), np.arange(n) % PARTS, np.arange(n) % 100)
     quantiles = (np.arange(items // 10) + 0.5) / (items // 10)
     gallery = norm.ppf(quantiles, 1, 0.12).astype(np.float32)
     hidden = 10 * np.bincount(model.cells.of(model.cells.predict(gallery, np.ones_like(gallery))), minlength=CELLS)
@@ -53,10 +53,32 @@ def test_in_a_narrow_band_nothing_is_expected_closer_than_it_can_be() -> None:
         return stand_in.astype(np.float32), old.astype(np.float32), true.astype(np.float32)
 
     n = 60_000
-    model = fit_others(*draw(n), np.ones(n), np.arange(n) % PARTS)
+    model = fit_others(*draw(n), np.ones(n), np.arange(n) % PARTS, np.arange(n) % 100)
     stand_in, old, true = draw(2_000_000)
     hidden = np.bincount(model.cells.of(model.cells.predict(stand_in, old)), minlength=CELLS)
     closer = np.array([1, 10, 100, 1000, 10_000])
     found = hidden @ model.cumulative(np.sort(true)[closer])[0]
     assert found[2:] == pytest.approx(closer[2:], rel=0.3)
     assert (found[:2] < [2, 15]).all(), "a regression of distances themselves expected 32 and 37"
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(0.3, 0.0), (0.0, 0.12), (0.25, 0.1), (0.0, 0.0)])
+def test_how_queries_differ_is_told_by_far_items_and_holds_for_near_ones(shift: float, scale: float) -> None:
+    """Queries have normal distances, shifted and spread. 160 items of each are sampled, 20,000 are counted."""
+    rng = np.random.default_rng(0)
+    queries, sampled = 400, 160
+    shifts, spreads = shift * rng.standard_normal(queries), np.exp(scale * rng.standard_normal(queries))
+
+    def draw(items: int) -> NDArray[np.float32]:
+        normal = shifts[:, None] + spreads[:, None] * rng.standard_normal((queries, items))
+        return (1 + 0.1 * normal).astype(np.float32)
+
+    true, all_items = draw(sampled).ravel(), np.sort(draw(20_000), axis=1)
+    nothing, pairs = np.ones(len(true), np.float32), np.arange(len(true))
+    model = fit_others(nothing, nothing, true, np.ones(len(true)), pairs % PARTS, pairs // sampled)
+    pooled = np.sort(all_items, axis=None)
+    for share in (0.0005, 0.005, 0.05):
+        closer = (all_items < pooled[int(share * pooled.size)]).sum(axis=1)
+        true_variance = (closer.var() - closer.mean()) / closer.mean() ** 2
+        found = model.variance(np.array([share]))[0]
+        assert found == pytest.approx(max(true_variance, 0.01), rel=0.5, abs=0.02), share
