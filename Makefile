@@ -48,14 +48,14 @@ JOBS ?= $(shell nproc)
 PYTEST := $(BIN)/python -m pytest --dist loadfile
 
 test: setup
-	$(PYTEST) -n $(JOBS) -m "not full and not heavy" --hypothesis-profile few
+	$(PYTEST) -n $(JOBS) -m "not full and not heavy"
 
 # One more: tests of clusters mostly wait.
 test-all: setup
 	$(PYTEST) -n $$(($(JOBS) + 1)) -m "not heavy"
 
 test-heavy: setup
-	$(PYTEST) -n $(JOBS) -m heavy --timeout 7200
+	$(PYTEST) -n $(JOBS) -m "heavy or hypothesis" --hypothesis-profile many --timeout 7200
 
 lint: setup
 	$(BIN)/ruff check .

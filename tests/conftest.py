@@ -29,10 +29,10 @@ from tests.object_store import client_variables, new_bucket, served
 # A shell without job control starts what runs in the background with Ctrl-C ignored, and its children keep that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# `make test` draws half of the examples: --hypothesis-profile=few.
-settings.register_profile("many", max_examples=120, deadline=None)
+# `make test-heavy` draws four times as many: --hypothesis-profile=many.
 settings.register_profile("few", max_examples=60, deadline=None)
-settings.load_profile("many")
+settings.register_profile("many", max_examples=240, deadline=None)
+settings.load_profile("few")
 
 
 # What starts a Ray takes long: `make test` runs these, `make test-all` all.

@@ -34,6 +34,7 @@ def test_the_replay_equals_sorting_in_its_benchmark() -> None:
     assert "largest difference of any query to sorting | 0.00 | at most 1e-12 | holds" in done.stdout
 
 
+@pytest.mark.heavy
 def test_a_gallery_beyond_memory_is_measured_by_its_command() -> None:
     command = [sys.executable, "-m", "benchmarks.beyond_memory", "--items", "50_000", "--queries", "30", "--runs", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -65,6 +65,7 @@ def test_without_a_gpu_the_pieces_fail_in_one_line() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.heavy
 def test_two_ranks_train_what_one_process_trains() -> None:
     code = "from benchmarks.gpu import trained_alike\nif __name__ == '__main__': trained_alike('gloo', 2)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)

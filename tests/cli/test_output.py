@@ -87,7 +87,11 @@ SHELLS = {  # what is done to the command -> (its exit code, lines of errors or 
 @pytest.mark.parametrize(
     ("words", "how"),
     [
-        *(("doctor DATA --json", how) for how in SHELLS),
+        *(("doctor DATA --json", how) for how in (">/dev/full", "2>&-", ">&- 2>&- <&-")),
+        *(
+            pytest.param("doctor DATA --json", how, marks=pytest.mark.heavy)
+            for how in (">&-", "2>/dev/full", ">/dev/full 2>/dev/full")
+        ),
         *(("simulate --data DATA --methods rm_naive --points 2 --out OUT", how) for how in (">&-", "2>/dev/full")),
     ],
 )

@@ -250,6 +250,7 @@ def job_alone(folder: Path, backbones: Path, settings: EmbedSettings = IN_PARTS)
     return embed._ImagesJob(request_alone(backbones, settings), str(folder), threads=1, on_gpu=False)
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("ray_session")
 def test_a_run_killed_at_a_random_moment_is_continued_to_the_same_bytes(tmp_path: Path) -> None:
     for i, name in enumerate(("old", "new")):
@@ -282,6 +283,7 @@ def test_a_run_killed_at_a_random_moment_is_continued_to_the_same_bytes(tmp_path
     assert len(list(killed.glob("*/*"))) == files, "and nothing else is left"
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("ray_session")
 def test_only_listed_gallery_items_are_embedded(tmp_path: Path) -> None:
     for i, name in enumerate(("old", "new")):

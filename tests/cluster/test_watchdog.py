@@ -54,7 +54,7 @@ def processes_of(session: int) -> list[str]:
             r"error: Ray's gcs_server died \(process \d+, signal SIGKILL, perhaps for lack of memory\), so the run "
             r"cannot go on; Ray's logs are in /\S+/logs; the same command continues where it was",
         ),
-        ("driver", signal.SIGTERM, 143, LINE),
+        pytest.param("driver", signal.SIGTERM, 143, LINE, marks=pytest.mark.heavy),
     ],
 )  # fmt: skip
 def test_the_end_is_one_line(victim: str, number: int, code: int, last: str) -> None:
@@ -101,10 +101,10 @@ run_job(main)
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("victim", "said"),
-    [("gcs_server", "head of the Ray cluster"), pytest.param("raylet", "Ray of this node", marks=pytest.mark.heavy)],
+    ("victim", "said"), [("gcs_server", "head of the Ray cluster"), ("raylet", "Ray of this node")]
 )
 def test_servers_of_a_cluster_that_die_end_the_command(tmp_path: Path, victim: str, said: str) -> None:
     with running_head(tmp_path, 1, has_dashboard=False) as head:

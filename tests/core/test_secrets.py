@@ -403,6 +403,7 @@ def test_the_traceback_of_a_bug_shows_none(bucket: Path, tmp_path: Path) -> None
     assert_clean(tmp_path)
 
 
+@pytest.mark.heavy
 @pytest.mark.cluster
 def test_ray_is_told_none(bucket: Path, data: Path, tmp_path: Path) -> None:
     """Neither in the arguments of a process nor in what Ray records and logs, which its dashboard shows."""

@@ -126,6 +126,7 @@ def wait_for(condition: Callable[[], bool], what: str, drill: subprocess.Popen[s
         time.sleep(0.3)
 
 
+@pytest.mark.heavy
 @pytest.mark.cluster
 def test_every_panel_shows_what_was_written(tmp_path: Path) -> None:
     if shutil.which("prometheus") is None:
