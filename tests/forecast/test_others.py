@@ -5,7 +5,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from ray_backfill.forecast.models import CELLS, PARTS, fit_others
+from ray_backfill.forecast.counts import count
+from ray_backfill.forecast.models import CELLS, EXACT, PARTS, Calibration, fit_others
 
 
 def test_probabilities_and_what_changes_without_a_part() -> None:
@@ -82,3 +83,29 @@ def test_how_queries_differ_is_told_by_far_items_and_holds_for_near_ones(shift: 
         true_variance = (closer.var() - closer.mean()) / closer.mean() ** 2
         found = model.variance(np.array([share]))[0]
         assert found == pytest.approx(max(true_variance, 0.01), rel=0.5, abs=0.02), share
+
+
+def test_expected_numbers_are_corrected_at_each_distance_and_at_most_all_items() -> None:
+    rng, n = np.random.default_rng(0), 20_000
+    true = (1 + 0.1 * rng.standard_normal(n)).astype(np.float32)
+    nothing, pairs = np.ones(n, np.float32), np.arange(n)
+    model = fit_others(nothing, nothing, true, np.ones(n), pairs % PARTS, pairs % 100)
+    (cell,) = set(model.cells.of(model.cells.predict(nothing, nothing)).tolist())
+    cells = np.zeros((1, CELLS, 4), np.int64)
+    cells[0, cell, :3] = 2000  # items of which a third is backfilled at each of three moments
+    at, nowhere = np.array([0.75, 0.9, 1.5], np.float32), np.zeros((1, 4, 4), np.int64)
+    corrected = Calibration(1.0, np.array([0.1, 0.05]), np.diag([0.01, 0.02]))
+    plain, found = (
+        count(nowhere, cells, np.zeros((1, 0), np.int64), np.empty(0, np.float32), model, at, calibration)
+        for calibration in (EXACT, corrected)
+    )
+    assert plain.expected[0, :, -1] == pytest.approx(6000 * norm.cdf([-2.5, -1, 5]), rel=0.25)
+    share = plain.expected[0, :2, -1] / 6000
+    quantile = norm.ppf(share)
+    mills = norm.pdf(quantile) / share
+    factor = np.exp(0.1 * mills - 0.05 * quantile * mills)
+    assert found.expected[0, :2] == pytest.approx(plain.expected[0, :2] * factor[:, None])
+    assert found.expected[0, 2] == pytest.approx([2000, 4000, 6000]), "not more than there are"
+    assert found.variance == pytest.approx(model.variance(plain.expected[0, :, -1] / 6000))
+    expected, error = found.expected[0, :2, -1], mills * np.sqrt(0.01 + 0.02 * quantile**2)
+    assert found.changes[0, 0, :2, -1] == pytest.approx(np.hypot(0.03, error) * expected + 0.15 * np.sqrt(expected))

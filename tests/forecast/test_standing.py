@@ -31,14 +31,16 @@ def test_what_the_backfill_has_done_stands_for_others_only_where_nothing_else_do
     assert known.standing(np.array([0, 2, 3])).tolist() == [True, False, True]
 
 
-def checked_with(effects: tuple[float, float], queries: int, rng: np.random.Generator) -> list[Checked]:
+def checked_with(
+    effects: tuple[float, float], queries: int, rng: np.random.Generator, items: int = 200
+) -> list[Checked]:
     """Counts of a Poisson distribution, whose mean is as after a shift and a spread of normal distances."""
     share = np.array([0.001, 0.01, 0.1])
     quantile = norm.ppf(share)
     mills = norm.pdf(quantile) / share
     true = np.exp(mills * effects[0] - quantile * mills * effects[1])
-    rows = [rng.poisson(200 * share * true).astype(float) for _ in range(queries)]
-    return [Checked(row, 200 * share, share, np.full(3, 0.01), np.ones(3)) for row in rows]
+    rows = [rng.poisson(items * share * true).astype(float) for _ in range(queries)]
+    return [Checked(row, items * share, share, np.full(3, 0.01), np.ones(3)) for row in rows]
 
 
 def test_a_disagreement_with_the_sample_is_corrected_as_far_as_it_is_certain() -> None:
@@ -49,12 +51,12 @@ def test_a_disagreement_with_the_sample_is_corrected_as_far_as_it_is_certain() -
     assert np.log(found.factor(at)) == pytest.approx(logarithm, abs=3 * found.error(at).max())
     assert found.error(at).max() < 0.1
     assert found.ratio > 1.1
-    # Of three queries, little is certain: the factor stays near 1, and its error near that of the prior.
-    few = calibrate(checked_with((0.05, 0.1), 3, rng), np.arange(3))
+    # Of three queries and ten items, little is certain: the factor stays near 1, and its error near that of the prior.
+    few = calibrate(checked_with((0.05, 0.1), 3, rng, items=10), np.arange(3))
     prior = 0.1 * norm.pdf(quantile) / at * np.hypot(1, quantile)
-    assert (few.error(at) > 0.2 * prior).all()
+    assert (few.error(at) > 0.5 * prior).all()
     assert (few.error(at) <= prior).all()
-    assert (np.abs(np.log(few.factor(at))) < 1.5 * prior).all()
+    assert (np.abs(np.log(few.factor(at))) < prior).all()
 
 
 def test_the_error_of_the_factor_is_what_it_is_over_many_samples() -> None:
