@@ -187,6 +187,7 @@ def main() -> None:
     evaluation = Evaluation(methods=names, orders=orders, merges=(given.merge,), metrics=metrics, points=POINTS)
     comparison = resolve(whole, evaluation.named, FitSettings())
     comparison = comparison.only([m for m in comparison.methods if m.name != HEAD_ALONE])
+    given.maps.mkdir(parents=True, exist_ok=True)
     comparison, _ = fit_maps(comparison, FitSettings(), Context(given.maps))
     replayed = replay_here(comparison)
     curves = {(m, order): each.curve for (m, order, _), each in replayed.items()}
