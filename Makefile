@@ -33,8 +33,9 @@ ifeq ($(EXTRA),gpu)
 	$(BIN)/python -m pip uninstall --quiet --yes faiss-cpu faiss-gpu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint $(CONSTRAINTS) faiss-gpu
 endif
-# On all cores; pip would compile on one. Errors are ignored: some packages contain files for other versions of Python.
-	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
+# On all cores; pip would compile on one. Not what few processes import. Errors are ignored: some packages contain files for other
+# versions of Python.
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests/|/transformers/models/|/moto/|/ministack/' .venv/lib || true
 	@touch $(READY)
 ifeq ($(EXTRA),gpu)
 	$(BIN)/python -m ray_backfill.engine.stack

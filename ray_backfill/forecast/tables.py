@@ -112,7 +112,7 @@ class CalibrationRow:
     answers: Annotated[int, "number of sampled right answers in the range"]
     expected: Annotated[float, "mean expected and mean observed number of closer items"]
     observed: float
-    ratio: Annotated[float, "observed over expected over all ranges, fitted with weights by influence; 1 is perfect"]
+    ratio: Annotated[float, "observed over expected over all ranges, weighted by influence and certainty; 1 is perfect"]
 
     @property
     def is_off(self) -> bool:
