@@ -329,7 +329,7 @@ def warnings(forecast: ForecastResults) -> list[str]:
     for method, ratio in dict.fromkeys((row.method, row.ratio) for row in forecast.calibration if row.is_off):
         sentences.append(
             f"{method}: among the items sampled at random, {ratio:.2f} times as many are closer than right answers "
-            "as expected. The forecast corrects its numbers as far as the sample is certain of that, and intervals are wider."
+            "as expected. Numbers are corrected as far as the sample is certain of that, and intervals are wider."
         )
     recalls = [row for row in forecast.rows if parse_metric(row.metric).kind == "recall"]
     high = dict.fromkeys(row.metric for row in recalls if row.end > HIGH_RECALL)
