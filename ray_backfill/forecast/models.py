@@ -7,14 +7,14 @@ of a query and an item that was drawn at random are what it is fitted on; items 
 would bias it. How far the distribution may be off is estimated by the jackknife: items are divided into ``PARTS``, and
 each part is left out in turn.
 
-Queries differ: their distances are shifted, and more or less spread. How much is estimated from the numbers of sampled
-items that are closer than several distances, of all queries (``OtherItems.spread``). A far distance tells what a shift
-and a spread change at a near one, where a sample has hardly any item (``_effects``).
+Queries differ in the shift and the scale of their distances. How much is estimated from the numbers of sampled items
+that are closer than several distances, of all queries (``OtherItems.between_queries``). Far distances tell what a shift
+and a scale change at a near one, where a sample has hardly any item (``_effects``).
 
 Calibration checks that model on the items that were sampled at random: of each chosen query, those that are closer than
 its sampled right answers are counted and compared with their expected number. Queries whose right answers are close
-have more other close items, too. What the sample shows of that shift and spread corrects the expected numbers, as far
-as it is certain.
+have more other close items, too. The shift and the scale that the sample shows at right answers correct the expected
+numbers, as far as they are certain.
 
 Of right answers that are not sampled, distances are drawn: log d = a + b log s + u + e. s is the distance of the item's
 stand-in, u what the answers of a query have in common (normal), e the rest (empirical). That model is fitted by
@@ -45,10 +45,10 @@ PARTS = 8
 _SHARE, _FEWEST, _MOST = 2000, 150, 1000
 # Points at which the distribution of residuals is kept; between them it is linear.
 _GRID = 2048
-# Standard deviations of the effects at right answers, before anything is observed.
+# Standard deviations of shift and scale at right answers, before anything is observed.
 _PRIOR = np.array([0.1, 0.1])
 # Shares of closer items at which queries are compared.
-_SHARES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+_COMPARED_AT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 # Variance of a number of closer items between queries, relative to its mean, at most; and of a factor's logarithm.
 _MOST_VARIANCE, _MOST_EFFECT = 5.0, 3.0
 # Draws of a distance for each unsampled right answer.
@@ -88,8 +88,9 @@ class Cells:
 @dataclass(frozen=True, eq=False)
 class OtherItems:
     """The fitted model. bin_C: (CELLS,) bin of residuals of each cell. below: (PARTS, bins, _GRID + 1) weight of a
-    part's residuals below each point of a grid, which starts at ``first`` and has steps of ``step``. spread:
-    (2,) variance between queries of a shift of their distances, and of the logarithm of their spread.
+    part's residuals below each point of a grid, which starts at ``first`` and has steps of ``step``. between_queries:
+    (2,) variances between queries of the shift of their distances, in standard deviations, and of the logarithm of
+    their scale.
     """
 
     cells: Cells
@@ -97,7 +98,7 @@ class OtherItems:
     below: Floats
     first: float
     step: float
-    spread: Floats
+    between_queries: Floats
 
     def cumulative(self, thresholds: Floats32) -> Floats:
         """(1 + PARTS, CELLS, M) probability that an item of a cell is closer than a threshold, and without each part.
@@ -115,7 +116,7 @@ class OtherItems:
         share: of all items that are expected closer. One variance for all shares would be that of the many far items,
         which a sample tells; the few nearest ones differ much more, and decide.
         """
-        return np.clip(np.expm1(np.minimum(_effects(share) ** 2 @ self.spread, 5.0)), 0.01, _MOST_VARIANCE)
+        return np.clip(np.expm1(np.minimum(_effects(share) ** 2 @ self.between_queries, 5.0)), 0.01, _MOST_VARIANCE)
 
 
 @kernel
@@ -161,12 +162,12 @@ def fit_others(
     place = (part * bins + bin_C[cell]) * (_GRID + 1) + ((residual - first) / step).astype(np.int64) + 1
     mass = np.bincount(place, weight, PARTS * bins * (_GRID + 1)).reshape(PARTS, bins, _GRID + 1)
     others = OtherItems(cells, bin_C, np.cumsum(mass, axis=2), first, step, np.zeros(2))
-    return replace(others, spread=_spread(others, cell, true, query))
+    return replace(others, between_queries=_between_queries(others, cell, true, query))
 
 
-def _spread(others: OtherItems, cell: NDArray[np.int64], true: Floats32, query: NDArray[np.int64]) -> Floats:
+def _between_queries(others: OtherItems, cell: NDArray[np.int64], true: Floats32, query: NDArray[np.int64]) -> Floats:
     """(2,) see ``OtherItems``, from the numbers of closer items of all queries, at several distances."""
-    at = np.quantile(true, _SHARES).astype(np.float32)
+    at = np.quantile(true, _COMPARED_AT).astype(np.float32)
     n_queries = int(query.max()) + 1
     likely = others.cumulative(at)[0]
     items_QC = np.bincount(query * CELLS + cell, minlength=n_queries * CELLS).reshape(n_queries, CELLS)
@@ -175,7 +176,7 @@ def _spread(others: OtherItems, cell: NDArray[np.int64], true: Floats32, query: 
     told = (observed_QK.sum(axis=0) > 0) & (expected_QK.sum(axis=0) > 0)
     if not told.any():
         return np.zeros(2)
-    shares = np.array(_SHARES)[told]
+    shares = np.array(_COMPARED_AT)[told]
     expected_QK, by_chance_QK, observed_QK = (of[:, told] for of in (expected_QK, by_chance_QK, observed_QK))
     expected_QK *= observed_QK.sum(axis=0) / expected_QK.sum(axis=0)
     of_square = ((observed_QK - expected_QK) ** 2 - by_chance_QK).sum(axis=0) / (expected_QK**2).sum(axis=0)
@@ -186,8 +187,8 @@ def _spread(others: OtherItems, cell: NDArray[np.int64], true: Floats32, query: 
 
 
 def _effects(share: Floats) -> Floats:
-    """(..., 2) change of the logarithm of a share of normal distances by a shift, in standard deviations, and by the
-    logarithm of the standard deviation. The first one is the inverse ratio of Mills (1926).
+    """(..., 2) by how much the logarithm of a share changes with the shift of normal distances, in standard deviations,
+    and with the logarithm of their scale. The first one is the inverse of the ratio of Mills (1926).
     """
     at = np.clip(share, 1e-9, 1 - 1e-9)
     quantile = norm.ppf(at)
@@ -240,8 +241,8 @@ class Checked:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What the sample shows of expected numbers at right answers. ratio: observed over expected. effects: (2,) mean
-    shift and spread that correct them. covariance: (2, 2) of their errors.
+    """What the sample shows of expected numbers at right answers. ratio: observed over expected. effects: (2,) shift
+    and logarithm of the scale that correct them. covariance: (2, 2) of their errors.
     """
 
     ratio: float
@@ -258,6 +259,7 @@ class Calibration:
         return np.asarray(np.sqrt(np.einsum("mi,ij,mj->m", effects, self.covariance, effects)))
 
 
+# Of curves that are known.
 EXACT = Calibration(1.0, np.zeros(2), np.zeros((2, 2)))
 
 
@@ -275,7 +277,7 @@ def check(observed: Floats, expected: Floats, sampled: int, findable: int, answe
 def calibrate(checked: list[Checked], group: IntArray) -> Calibration:
     """Fit the mean of negative binomial counts by maximum likelihood, weighted by influence.
 
-    group: of each query; those of a group err together. The effects have a normal prior (``_PRIOR``).
+    group: of each query; those of a group err together. Shift and scale have a normal prior (``_PRIOR``).
     """
     observed, expected, share, variance, weight = (
         np.concatenate([getattr(query, name) for query in checked])
@@ -288,17 +290,16 @@ def calibrate(checked: list[Checked], group: IntArray) -> Calibration:
         return np.asarray(np.exp(np.clip(effects @ of, -_MOST_EFFECT, _MOST_EFFECT)) * expected)
 
     def loss(of: Floats) -> float:
-        expected_so = mean(of)
-        return -float(weight @ (observed * np.log(expected_so) - (observed + shape) * np.log(shape + expected_so)))
+        predicted = mean(of)
+        return -float(weight @ (observed * np.log(predicted) - (observed + shape) * np.log(shape + predicted)))
 
     fitted = minimize(loss, np.zeros(2), method="Nelder-Mead").x
-    pull = weight / (1 + variance * mean(fitted))
+    predicted = mean(fitted)
+    pull = weight / (1 + variance * predicted)
     of_answer = np.repeat(group, [len(query.observed) for query in checked])
-    off = (pull * (observed - mean(fitted)))[:, None] * effects
+    off = (pull * (observed - predicted))[:, None] * effects
     scores = np.stack([np.bincount(of_answer, of_effect) for of_effect in off.T], axis=1)
-    information, by_chance = (
-        (effects * (factor * pull * mean(fitted))[:, None]).T @ effects for factor in (1.0, weight)
-    )
+    information, by_chance = ((effects * (factor * pull * predicted)[:, None]).T @ effects for factor in (1.0, weight))
     # Answers of a group err together: by how much is one number, because few groups do not tell more.
     inverse = np.linalg.pinv(by_chance, hermitian=True)
     together = max(float(np.trace(inverse @ scores.T @ scores)) / 2, 1.0)

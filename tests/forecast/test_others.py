@@ -65,13 +65,13 @@ def test_in_a_narrow_band_nothing_is_expected_closer_than_it_can_be() -> None:
 
 @pytest.mark.parametrize(("shift", "scale"), [(0.3, 0.0), (0.0, 0.12), (0.25, 0.1), (0.0, 0.0)])
 def test_how_queries_differ_is_told_by_far_items_and_holds_for_near_ones(shift: float, scale: float) -> None:
-    """Queries have normal distances, shifted and spread. 160 items of each are sampled, 20,000 are counted."""
+    """Queries have normal distances, shifted and scaled. 160 items of each are sampled, 20,000 are counted."""
     rng = np.random.default_rng(0)
     queries, sampled = 400, 160
-    shifts, spreads = shift * rng.standard_normal(queries), np.exp(scale * rng.standard_normal(queries))
+    shifts, scales = shift * rng.standard_normal(queries), np.exp(scale * rng.standard_normal(queries))
 
     def draw(items: int) -> NDArray[np.float32]:
-        normal = shifts[:, None] + spreads[:, None] * rng.standard_normal((queries, items))
+        normal = shifts[:, None] + scales[:, None] * rng.standard_normal((queries, items))
         return (1 + 0.1 * normal).astype(np.float32)
 
     true, all_items = draw(sampled).ravel(), np.sort(draw(20_000), axis=1)
@@ -109,3 +109,16 @@ def test_expected_numbers_are_corrected_at_each_distance_and_at_most_all_items()
     assert found.variance == pytest.approx(model.variance(plain.expected[0, :, -1] / 6000))
     expected, error = found.expected[0, :2, -1], mills * np.sqrt(0.01 + 0.02 * quantile**2)
     assert found.changes[0, 0, :2, -1] == pytest.approx(np.hypot(0.03, error) * expected + 0.15 * np.sqrt(expected))
+
+
+def test_chance_is_what_the_predictions_leave() -> None:
+    """Stand-ins tell nearly all: as independent items, numbers of closer ones would vary more, and nothing be left."""
+    rng, queries, sampled = np.random.default_rng(0), 400, 160
+    query = np.repeat(np.arange(queries), sampled)
+    stand_in = rng.normal(1, 0.1, len(query)).astype(np.float32)
+    shift = 0.01 * rng.standard_normal(queries)
+    true = (stand_in + 0.01 * rng.standard_normal(len(query)) + shift[query]).astype(np.float32)
+    ones = np.ones(len(query))
+    model = fit_others(stand_in, ones.astype(np.float32), true, ones, np.arange(len(query)) % PARTS, query)
+    # Residuals contain the shift, so that chance is taken to be larger than it is, and the shift is underestimated.
+    assert 0.5 < model.between_queries.sum() / (shift.std() / true.std()) ** 2 < 1.1

@@ -34,7 +34,7 @@ def test_what_the_backfill_has_done_stands_for_others_only_where_nothing_else_do
 def checked_with(
     effects: tuple[float, float], queries: int, rng: np.random.Generator, items: int = 200
 ) -> list[Checked]:
-    """Counts of a Poisson distribution, whose mean is as after a shift and a spread of normal distances."""
+    """Counts of a Poisson distribution, whose mean is that of shifted and scaled normal distances."""
     share = np.array([0.001, 0.01, 0.1])
     quantile = norm.ppf(share)
     mills = norm.pdf(quantile) / share
